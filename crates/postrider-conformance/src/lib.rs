@@ -1,0 +1,1 @@
+//! The suites, the faulty wrappers and the simulation of Postrider.

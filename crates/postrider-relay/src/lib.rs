@@ -1,0 +1,6 @@
+#![doc = include_str!("../README.md")]
+
+pub mod core;
+pub mod message;
+pub mod sink;
+pub mod source;
