@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 pub mod core;
+pub mod engine;
 pub mod message;
 pub mod sink;
 pub mod source;
