@@ -3,4 +3,5 @@
 pub mod core;
 pub mod message;
 pub mod sink;
+pub mod sinks;
 pub mod source;
