@@ -5,4 +5,5 @@ pub mod core;
 pub mod engine;
 pub mod message;
 pub mod sink;
+pub mod sinks;
 pub mod source;
