@@ -3,7 +3,9 @@
 
 pub mod core;
 pub mod engine;
+pub mod inspect;
 pub mod message;
 pub mod sink;
 pub mod sinks;
 pub mod source;
+pub mod sources;
