@@ -59,7 +59,8 @@ pub struct SourceKind {
 pub const SOURCES: &[SourceKind] = &[
     #[cfg(feature = "postgres")]
     postgres::KIND,
-    // SQLITE
+    #[cfg(feature = "sqlite")]
+    sqlite::KIND,
 ];
 
 /// Opens the outbox at `url` and checks what a relay needs there: tables, version, rights, a server that can be written to.
