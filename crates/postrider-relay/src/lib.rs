@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod config;
 pub mod core;
 pub mod message;
 pub mod sink;

@@ -243,7 +243,12 @@ pub trait Ownership: Send + Sync {
 
     /// The messages that hold back their lane in `owned`, in pages: after `after`, at most `limit`, by (shard, position).
     /// Shards that are no longer ours give nothing.
-    async fn held(&self, owned: &[Owned], after: Option<(Shard, Position)>, limit: u32) -> Result<Vec<Held>, SourceError>;
+    async fn held(
+        &self,
+        owned: &[Owned],
+        after: Option<(Shard, Position)>,
+        limit: u32,
+    ) -> Result<Vec<Held>, SourceError>;
 
     /// Prolongs this relay's row to the database's now + lease, reports its state, and returns which of `owned` are still ours.
     async fn renew(&self, owned: &[Owned], state: &RelayState) -> Result<Renewed, SourceError>;
@@ -259,7 +264,12 @@ pub trait Ownership: Send + Sync {
 #[async_trait]
 pub trait Inspect: Send + Sync {
     /// Messages among the `buckets` × 4,096 ids from `from_bucket` on that are in no small table and in no receipt, at most `limit` of them.
-    async fn unaccounted(&self, from_bucket: i64, buckets: u32, limit: u32) -> Result<Conservation, SourceError>;
+    async fn unaccounted(
+        &self,
+        from_bucket: i64,
+        buckets: u32,
+        limit: u32,
+    ) -> Result<Conservation, SourceError>;
 
     /// Numbers for `status` and the metrics. Counts stop at `cap`: "at least".
     async fn summary(&self, cap: u64) -> Result<Summary, SourceError>;
