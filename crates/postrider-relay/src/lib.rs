@@ -4,4 +4,5 @@ pub mod config;
 pub mod core;
 pub mod message;
 pub mod sink;
+pub mod sinks;
 pub mod source;
