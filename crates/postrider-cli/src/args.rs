@@ -73,7 +73,10 @@ pub(crate) struct Global {
 impl std::fmt::Debug for Global {
     /// Addresses may hold passwords: they are left out.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Global").field("config", &self.config).field("json", &self.json).finish_non_exhaustive()
+        f.debug_struct("Global")
+            .field("config", &self.config)
+            .field("json", &self.json)
+            .finish_non_exhaustive()
     }
 }
 
@@ -147,7 +150,8 @@ this folder. Several relays may run on one PostgreSQL outbox: they share the wor
 SIGTERM or SIGINT (Ctrl-C): take nothing new, wait for what is in flight, give the work back, exit 0. A second signal \
 exits at once; what was in flight is then sent again by the next relay, with the same id.";
 
-const SEND_ABOUT: &str = "Puts one message into the outbox, in a transaction of its own. For trying things out: an application \
+const SEND_ABOUT: &str =
+    "Puts one message into the outbox, in a transaction of its own. For trying things out: an application \
 enqueues in the transaction of its own rows instead.
 
   postrider send --topic orders --key order:4711 --id order:4711:paid '{\"n\":1}'
@@ -345,7 +349,8 @@ fn header(text: &str) -> Result<(String, String), String> {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    postrider_relay::config::parse_duration(text).ok_or_else(|| "a time is given as 200ms, 5s, 10m or 1h30m".to_owned())
+    postrider_relay::config::parse_duration(text)
+        .ok_or_else(|| "a time is given as 200ms, 5s, 10m or 1h30m".to_owned())
 }
 
 #[cfg(test)]

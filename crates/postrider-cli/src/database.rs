@@ -48,9 +48,9 @@ pub(crate) fn dialect(config: &Config) -> Result<Dialect, Fault> {
 pub(crate) async fn connect(config: &Config, create: bool) -> Result<Connection, Fault> {
     let url = config.source.database.expose_secret();
     let invalid = |_| {
-        Fault::new("the address of the database cannot be read")
-            .at(place(config))
-            .cure("write sqlite:FILE or postgres://USER@HOST:PORT/NAME; special characters of a password as %XX")
+        Fault::new("the address of the database cannot be read").at(place(config)).cure(
+            "write sqlite:FILE or postgres://USER@HOST:PORT/NAME; special characters of a password as %XX",
+        )
     };
     let connected = match dialect(config)? {
         Dialect::Postgres => {
@@ -81,7 +81,9 @@ fn connecting(config: &Config, error: &sqlx::Error) -> Fault {
             "the database refuses this user or password".to_owned(),
             "check the user in the address and its password (source.password_file or ${VARIABLE} keep it out of the file)",
         ),
-        ("3D000", _) => ("there is no database of this name".to_owned(), "check the name, or create it: createdb NAME"),
+        ("3D000", _) => {
+            ("there is no database of this name".to_owned(), "check the name, or create it: createdb NAME")
+        }
         ("14", _) => (
             "the SQLite file cannot be opened".to_owned(),
             "check that its folder exists and may be written; `postrider init` creates the file",
@@ -89,9 +91,10 @@ fn connecting(config: &Config, error: &sqlx::Error) -> Fault {
         (_, sqlx::Error::Io(e)) => {
             (format!("the database does not answer: {e}"), "check host and port, and that the server runs")
         }
-        (_, sqlx::Error::Tls(e)) => {
-            (format!("no encrypted connection to the database: {e}"), "check sslmode and the certificates in the address")
-        }
+        (_, sqlx::Error::Tls(e)) => (
+            format!("no encrypted connection to the database: {e}"),
+            "check sslmode and the certificates in the address",
+        ),
         (_, e) => (format!("cannot connect to the database: {e}"), "check the address and the server's log"),
     };
     Fault::new(what).at(place(config)).cure(cure)

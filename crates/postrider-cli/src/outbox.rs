@@ -18,7 +18,8 @@ use crate::{database, setup};
 pub(crate) async fn open(global: &Global) -> Result<(Config, Arc<dyn Admin>)> {
     let config = setup::configuration(global, None)?;
     database::dialect(&config)?;
-    let admin = sources::admin(config.source.database.expose_secret()).await.map_err(|e| source(&config, &e))?;
+    let admin =
+        sources::admin(config.source.database.expose_secret()).await.map_err(|e| source(&config, &e))?;
     Ok((config, admin))
 }
 

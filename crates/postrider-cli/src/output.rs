@@ -21,7 +21,9 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let clean: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|c| printable(c)).collect()).collect();
     let widths: Vec<usize> = (0..head.len())
-        .map(|i| clean.iter().map(|r| r[i].chars().count()).chain([head[i].chars().count()]).max().unwrap_or(0))
+        .map(|i| {
+            clean.iter().map(|r| r[i].chars().count()).chain([head[i].chars().count()]).max().unwrap_or(0)
+        })
         .collect();
     let mut out = String::new();
     let heads: Vec<String> = head.iter().map(|h| (*h).to_owned()).collect();
@@ -78,7 +80,10 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_control_characters_go() {
-        let text = table(&["a", "bb"], &[vec!["lang".to_owned(), "x".to_owned()], vec!["\u{1b}[2J".to_owned(), "yy".to_owned()]]);
+        let text = table(
+            &["a", "bb"],
+            &[vec!["lang".to_owned(), "x".to_owned()], vec!["\u{1b}[2J".to_owned(), "yy".to_owned()]],
+        );
         assert_eq!(text, "a     bb\nlang  x\n·[2J  yy");
     }
 

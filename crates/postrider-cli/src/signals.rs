@@ -29,7 +29,9 @@ impl Signals {
     pub(crate) fn next_one_exits(mut self) {
         tokio::spawn(async move {
             let name = self.next().await;
-            eprintln!("{name} again: exiting at once; what was in flight is sent again by the next relay, with the same id");
+            eprintln!(
+                "{name} again: exiting at once; what was in flight is sent again by the next relay, with the same id"
+            );
             process::exit(if name == "SIGINT" { 130 } else { 143 });
         });
     }

@@ -32,7 +32,10 @@ async fn list(global: &Global, args: &DeadList) -> Result<()> {
         return Ok(output::line("no dead messages")?);
     }
     let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
-    Ok(output::line(&output::table(&["DEAD SINCE", "REASON", "ATTEMPTS", "TOPIC", "MESSAGE ID", "LAST ERROR"], &cells))?)
+    Ok(output::line(&output::table(
+        &["DEAD SINCE", "REASON", "ATTEMPTS", "TOPIC", "MESSAGE ID", "LAST ERROR"],
+        &cells,
+    ))?)
 }
 
 fn cells(row: &Status) -> Vec<String> {
@@ -76,11 +79,14 @@ async fn all_dead(config: &Config, admin: &dyn Admin, ids: &[String]) -> Result<
     for id in ids {
         let found = outbox::find(config, admin, id, false).await?;
         if found.status.state != "DEAD" {
-            return Err(Fault::new(format!("message {id:?} is not dead: its state is {}", found.status.state))
-                .at(database::place(config))
-                .cure("leave it out; nothing was changed")
-                .code(3)
-                .into());
+            return Err(Fault::new(format!(
+                "message {id:?} is not dead: its state is {}",
+                found.status.state
+            ))
+            .at(database::place(config))
+            .cure("leave it out; nothing was changed")
+            .code(3)
+            .into());
         }
         positions.push(found.status.position);
     }

@@ -26,7 +26,9 @@ pub(crate) async fn run(global: &Global, args: &Init) -> Result<()> {
     let done = done.map_err(|e| database::schema(&config, &e))?;
     connection.close().await?;
     if global.json {
-        return Ok(output::json(&json!({ "from": done.from, "to": done.to, "changed": done.from != done.to }))?);
+        return Ok(output::json(
+            &json!({ "from": done.from, "to": done.to, "changed": done.from != done.to }),
+        )?);
     }
     let place = database::place(&config);
     Ok(output::line(&match (done.from, done.to) {

@@ -32,7 +32,9 @@ pub(crate) async fn run(global: &Global, args: &List) -> Result<()> {
     rows.sort_by_key(|row| std::cmp::Reverse(row.position));
     rows.truncate(usize::try_from(args.limit)?);
     if !complete && rows.len() < usize::try_from(args.limit)? {
-        eprintln!("note: older sent messages were not looked through; narrow the filter, or use `postrider show ID`");
+        eprintln!(
+            "note: older sent messages were not looked through; narrow the filter, or use `postrider show ID`"
+        );
     }
     show(global, &rows)
 }

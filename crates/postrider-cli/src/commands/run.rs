@@ -41,7 +41,9 @@ pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
     };
     signals.next_one_exits();
     match ended {
-        Some(name) => tracing::info!(signal = name, drain = ?config.drain, "stopping: waiting for what is in flight"),
+        Some(name) => {
+            tracing::info!(signal = name, drain = ?config.drain, "stopping: waiting for what is in flight")
+        }
         None => tracing::error!("the relay has ended by itself"),
     }
     let report = relay.stop(config.drain).await;
@@ -86,9 +88,15 @@ async fn sink(config: &Config) -> Result<NamedSink> {
     let sink = opened.map_err(|error| {
         let fault = Fault::new(error.to_string()).at(sink_place(config));
         match error {
-            SinkError::Config(_) => fault.cure("correct the address: file:FILE, stdout: or nats://HOST:PORT?stream=NAME"),
-            SinkError::Unavailable(_) => fault.cure("check host and port, and that the broker runs; then start again"),
-            SinkError::Operator(_) => fault.cure("mend what it names at the broker or in the address; then start again"),
+            SinkError::Config(_) => {
+                fault.cure("correct the address: file:FILE, stdout: or nats://HOST:PORT?stream=NAME")
+            }
+            SinkError::Unavailable(_) => {
+                fault.cure("check host and port, and that the broker runs; then start again")
+            }
+            SinkError::Operator(_) => {
+                fault.cure("mend what it names at the broker or in the address; then start again")
+            }
         }
     })?;
     Ok(NamedSink { name: Arc::from(SINK), sink })
@@ -99,7 +107,8 @@ fn sink_place(config: &Config) -> String {
 }
 
 async fn start(config: &Config, source: Source, sink: NamedSink) -> Result<RunningRelay> {
-    let relay = Relay::builder(source).sink(sink).route("*", SINK).settings(config.relay.clone()).start().await;
+    let relay =
+        Relay::builder(source).sink(sink).route("*", SINK).settings(config.relay.clone()).start().await;
     relay.map_err(|e| Fault::new(format!("the relay cannot start: {e}")).at(database::place(config)).into())
 }
 
@@ -111,9 +120,12 @@ async fn serve(
     stop: &CancellationToken,
 ) -> Result<Option<AdminServer>> {
     let (Some(address), Some(metrics)) = (config.listen, metrics) else { return Ok(None) };
-    let server = admin::serve(address, Arc::new(move || handle.health()), metrics.clone()).await.map_err(|e| {
-        Fault::new(e.to_string()).at("http.listen").cure("choose a free port on 127.0.0.1, or port 0 for any free one")
-    })?;
+    let server =
+        admin::serve(address, Arc::new(move || handle.health()), metrics.clone()).await.map_err(|e| {
+            Fault::new(e.to_string())
+                .at("http.listen")
+                .cure("choose a free port on 127.0.0.1, or port 0 for any free one")
+        })?;
     tokio::spawn(admin::sample(metrics, Arc::clone(&source.name), Arc::clone(&source.inspect), stop.clone()));
     Ok(Some(server))
 }
@@ -131,7 +143,10 @@ fn announce(global: &Global, config: &Config, server: Option<&AdminServer>) -> R
         }))?);
     }
     let health = http.map_or_else(String::new, |h| format!("; health and metrics on {h}"));
-    let text = format!("relay {} carries messages from {database} to {sink}{health}; Ctrl-C stops it", config.instance);
+    let text = format!(
+        "relay {} carries messages from {database} to {sink}{health}; Ctrl-C stops it",
+        config.instance
+    );
     if quiet {
         eprintln!("{text}");
         return Ok(());

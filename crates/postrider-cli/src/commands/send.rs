@@ -78,13 +78,15 @@ fn payload(args: &Send) -> Result<Payload> {
         (Some(text), _) if text != "-" => text.clone().into_bytes(),
         (Some(_), _) => {
             let mut bytes = Vec::new();
-            std::io::stdin().read_to_end(&mut bytes).map_err(|e| {
-                Fault::new(format!("standard input cannot be read: {e}")).at("the payload")
-            })?;
+            std::io::stdin()
+                .read_to_end(&mut bytes)
+                .map_err(|e| Fault::new(format!("standard input cannot be read: {e}")).at("the payload"))?;
             bytes
         }
         (None, Some(path)) => std::fs::read(path).map_err(|e| {
-            Fault::new(format!("the payload cannot be read: {e}")).at(path.display()).cure("name a readable file")
+            Fault::new(format!("the payload cannot be read: {e}"))
+                .at(path.display())
+                .cure("name a readable file")
         })?,
     };
     if args.bytes {
@@ -102,7 +104,8 @@ fn refused(config: &Config, error: &EnqueueError) -> Fault {
     let place = database::place(config);
     match error {
         EnqueueError::Message(why) => {
-            let fault = Fault::new(format!("the message is refused: {why}")).at("the message on the command line");
+            let fault =
+                Fault::new(format!("the message is refused: {why}")).at("the message on the command line");
             match why {
                 MessageError::TooLong { field: "payload", .. } => fault.cure(
                     "store the large part elsewhere and send its address: brokers refuse large messages, or take them badly",
@@ -116,12 +119,16 @@ fn refused(config: &Config, error: &EnqueueError) -> Fault {
                 .cure("give this message another id, or repeat the first one unchanged")
         }
         EnqueueError::SchemaMissing(_) => database::schema(config, &schema::SchemaError::Missing),
-        EnqueueError::Denied(e) => Fault::new(format!("the database does not allow the user to write messages: {e}"))
+        EnqueueError::Denied(e) => Fault::new(format!(
+            "the database does not allow the user to write messages: {e}"
+        ))
+        .at(place)
+        .cure(
+            "run the output of `postrider init --grants`, and make the user a member of postrider_producer",
+        ),
+        EnqueueError::Retryable(e) => Fault::new(format!("the database was too busy: {e}"))
             .at(place)
-            .cure("run the output of `postrider init --grants`, and make the user a member of postrider_producer"),
-        EnqueueError::Retryable(e) => {
-            Fault::new(format!("the database was too busy: {e}")).at(place).cure("send it again; nothing was written")
-        }
+            .cure("send it again; nothing was written"),
         other => Fault::new(other.to_string()).at(place),
     }
 }

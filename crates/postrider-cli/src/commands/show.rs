@@ -21,11 +21,14 @@ pub(crate) async fn dead(global: &Global, args: &Show) -> Result<()> {
     let (config, admin) = outbox::open(global).await?;
     let shown = outbox::find(&config, admin.as_ref(), &args.id, args.payload).await?;
     if shown.status.state != "DEAD" {
-        return Err(Fault::new(format!("message {:?} is not dead: its state is {}", args.id, shown.status.state))
-            .at(database::place(&config))
-            .cure("`postrider show` shows messages of every state")
-            .code(3)
-            .into());
+        return Err(Fault::new(format!(
+            "message {:?} is not dead: its state is {}",
+            args.id, shown.status.state
+        ))
+        .at(database::place(&config))
+        .cure("`postrider show` shows messages of every state")
+        .code(3)
+        .into());
     }
     print(global, &shown)
 }
@@ -67,7 +70,10 @@ fn facts(shown: &Shown) -> String {
         None => "none".to_owned(),
         Some(bytes) => {
             let kind = shown.content_type.as_deref().unwrap_or("no content type");
-            format!("{bytes} bytes, {kind}{}", if shown.payload.is_some() { "" } else { " (shown with --payload)" })
+            format!(
+                "{bytes} bytes, {kind}{}",
+                if shown.payload.is_some() { "" } else { " (shown with --payload)" }
+            )
         }
     };
     facts.push(("Payload", size));
@@ -79,7 +85,11 @@ fn facts(shown: &Shown) -> String {
     if shown.holds_key {
         facts.push(("Holds", "the later messages of its key wait for it".to_owned()));
     }
-    facts.iter().map(|(name, value)| format!("{name:<9} {}", output::printable(value))).collect::<Vec<_>>().join("\n")
+    facts
+        .iter()
+        .map(|(name, value)| format!("{name:<9} {}", output::printable(value)))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// What happened, oldest first, then what comes next.
@@ -87,7 +97,8 @@ fn timeline(shown: &Shown) -> String {
     let s = &shown.status;
     let mut events = vec![(s.created_at_us, "committed into the outbox (time of the INSERT)".to_owned())];
     for receipt in &shown.receipts {
-        let evidence = receipt.evidence.as_deref().map_or_else(String::new, |e| format!(", it answered: {e}"));
+        let evidence =
+            receipt.evidence.as_deref().map_or_else(String::new, |e| format!(", it answered: {e}"));
         events.push((receipt.sent_at_us, format!("acknowledged by the sink {}{evidence}", receipt.sink)));
     }
     if let Some(at) = s.dead_at_us {
@@ -100,8 +111,10 @@ fn timeline(shown: &Shown) -> String {
         events.push((entry.at_us, format!("{} by {}{detail}", entry.action, entry.actor)));
     }
     events.sort_by_key(|(at, _)| *at);
-    let mut lines: Vec<String> =
-        events.iter().map(|(at, what)| format!("{}  {}", output::time(*at), output::printable(what))).collect();
+    let mut lines: Vec<String> = events
+        .iter()
+        .map(|(at, what)| format!("{}  {}", output::time(*at), output::printable(what)))
+        .collect();
     if s.state == "PENDING" {
         lines.push(next(shown));
     }
@@ -112,10 +125,16 @@ fn next(shown: &Shown) -> String {
     let s = &shown.status;
     match (s.due_at_us, s.attempts) {
         (None, _) => format!("{:<24}  next: sent as soon as a relay takes it", "now"),
-        (Some(due), 0) => format!("{}  next: due (delayed by its producer, or its sink did not take it)", output::time(due)),
+        (Some(due), 0) => {
+            format!("{}  next: due (delayed by its producer, or its sink did not take it)", output::time(due))
+        }
         (Some(due), n) => {
             let error = s.last_error.as_deref().unwrap_or("unknown");
-            format!("{}  next: try again; attempt {n} failed: {}", output::time(due), output::printable(error))
+            format!(
+                "{}  next: try again; attempt {n} failed: {}",
+                output::time(due),
+                output::printable(error)
+            )
         }
     }
 }
@@ -170,7 +189,9 @@ fn as_json(shown: &Shown) -> Value {
             Some(Payload::Text(bytes)) => {
                 drop(all.insert("payload".to_owned(), Value::from(String::from_utf8_lossy(bytes))));
             }
-            Some(Payload::Binary(bytes)) => drop(all.insert("payload_hex".to_owned(), Value::from(hex_plain(bytes)))),
+            Some(Payload::Binary(bytes)) => {
+                drop(all.insert("payload_hex".to_owned(), Value::from(hex_plain(bytes))))
+            }
         }
     }
     value

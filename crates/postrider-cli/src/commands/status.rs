@@ -85,7 +85,10 @@ fn text(config: &Config, status: &Status) -> String {
         lines.push("No relay is running: start one with `postrider run`.".to_owned());
     } else {
         let rows: Vec<Vec<String>> = status.relays.iter().map(relay_cells).collect();
-        lines.push(output::table(&["RELAY", "VERSION", "SHARDS", "STARTED", "LEASE", "BREAKERS OPEN", "LAST ERROR"], &rows));
+        lines.push(output::table(
+            &["RELAY", "VERSION", "SHARDS", "STARTED", "LEASE", "BREAKERS OPEN", "LAST ERROR"],
+            &rows,
+        ));
     }
     lines.join("\n")
 }
@@ -98,7 +101,11 @@ fn relay_cells(relay: &RelayRow) -> Vec<String> {
         relay.version.clone(),
         relay.shards.to_string(),
         output::time(relay.started_at_us),
-        if relay.is_live() { format!("{} left", output::span(lease)) } else { format!("ended {} ago", output::span(lease)) },
+        if relay.is_live() {
+            format!("{} left", output::span(lease))
+        } else {
+            format!("ended {} ago", output::span(lease))
+        },
         breakers(&state),
         state.get("last_error").and_then(Value::as_str).unwrap_or("-").to_owned(),
     ]
@@ -111,7 +118,9 @@ fn state(relay: &RelayRow) -> Value {
 
 fn breakers(state: &Value) -> String {
     let names: Vec<String> = match state.get("open_breakers").or_else(|| state.get("breakers")) {
-        Some(Value::Array(list)) => list.iter().map(|b| b.as_str().map_or_else(|| b.to_string(), str::to_owned)).collect(),
+        Some(Value::Array(list)) => {
+            list.iter().map(|b| b.as_str().map_or_else(|| b.to_string(), str::to_owned)).collect()
+        }
         _ => Vec::new(),
     };
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
@@ -122,7 +131,10 @@ fn count(n: u64) -> String {
 }
 
 fn lag(lag: Option<Duration>) -> String {
-    lag.map_or_else(|| "none: nothing waits to be sent".to_owned(), |l| format!("{}: age of the oldest that waits", output::span(l)))
+    lag.map_or_else(
+        || "none: nothing waits to be sent".to_owned(),
+        |l| format!("{}: age of the oldest that waits", output::span(l)),
+    )
 }
 
 fn as_json(status: &Status) -> Value {

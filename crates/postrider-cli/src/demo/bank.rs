@@ -39,7 +39,8 @@ pub(super) async fn open(path: &std::path::Path, tables: &'static str) -> Result
         .filename(path)
         .create_if_missing(true)
         .busy_timeout(std::time::Duration::from_secs(30));
-    let mut connection = SqliteConnection::connect_with(&options).await.context("a database of the demo cannot be opened")?;
+    let mut connection =
+        SqliteConnection::connect_with(&options).await.context("a database of the demo cannot be opened")?;
     schema::migrate(&mut connection).await?;
     sqlx::raw_sql(tables).execute(&mut connection).await?;
     Ok(connection)
@@ -73,7 +74,10 @@ impl Transfer {
         let payload = json!({
             "transfer": self.id, "from": self.payer, "to": self.payee, "amount": self.amount, "number": number,
         });
-        Message::new("transfers", payload).id(message_id(self.id)).key(self.payer).event_type("MoneyTransferred")
+        Message::new("transfers", payload)
+            .id(message_id(self.id))
+            .key(self.payer)
+            .event_type("MoneyTransferred")
     }
 }
 
@@ -92,11 +96,18 @@ pub(super) struct Bank {
 }
 
 impl Bank {
-    pub(super) async fn open(places: &Places, seed: u64, transfers: u32, without: Option<Without>) -> Result<Self> {
+    pub(super) async fn open(
+        places: &Places,
+        seed: u64,
+        transfers: u32,
+        without: Option<Without>,
+    ) -> Result<Self> {
         let mut connection = open(&places.bank(), TABLES).await?;
-        let balances: BTreeMap<&'static str, i64> = CUSTOMERS.iter().map(|name| (*name, AT_THE_START)).collect();
+        let balances: BTreeMap<&'static str, i64> =
+            CUSTOMERS.iter().map(|name| (*name, AT_THE_START)).collect();
         for (name, balance) in &balances {
-            let insert = sqlx::query("insert into account (name, balance) values (?, ?)").bind(*name).bind(*balance);
+            let insert =
+                sqlx::query("insert into account (name, balance) values (?, ?)").bind(*name).bind(*balance);
             insert.execute(&mut connection).await?;
         }
         Ok(Self {
@@ -140,7 +151,9 @@ impl Bank {
             events.send(event).context("nobody follows the bank any more")?;
         }
         self.connection.close().await?;
-        events.send(Event::BankDone { committed, rolled_back }).context("nobody follows the bank any more")?;
+        events
+            .send(Event::BankDone { committed, rolled_back })
+            .context("nobody follows the bank any more")?;
         Ok(())
     }
 
@@ -152,7 +165,8 @@ impl Bank {
         let (mut payer, mut payee) = (CUSTOMERS[payer], CUSTOMERS[payee]);
         if self.balances.get(payer).is_some_and(|balance| *balance < amount) {
             // Who has most can always pay: there is twenty times the largest amount for everybody.
-            let richest = self.balances.iter().max_by_key(|(_, balance)| **balance).map_or(payer, |(name, _)| *name);
+            let richest =
+                self.balances.iter().max_by_key(|(_, balance)| **balance).map_or(payer, |(name, _)| *name);
             if richest == payee {
                 payee = payer;
             }
@@ -231,8 +245,10 @@ async fn write(tx: &mut Transaction<'_, Sqlite>, transfer: &Transfer) -> Result<
     let number: i64 = row.try_get(0)?;
     let receive = sqlx::query("update account set balance = balance + ? where name = ?");
     receive.bind(transfer.amount).bind(transfer.payee).execute(&mut **tx).await?;
-    let insert = sqlx::query("insert into transfer (id, payer, payee, amount, number) values (?, ?, ?, ?, ?)");
-    let insert = insert.bind(transfer.id).bind(transfer.payer).bind(transfer.payee).bind(transfer.amount).bind(number);
+    let insert =
+        sqlx::query("insert into transfer (id, payer, payee, amount, number) values (?, ?, ?, ?, ?)");
+    let insert =
+        insert.bind(transfer.id).bind(transfer.payer).bind(transfer.payee).bind(transfer.amount).bind(number);
     insert.execute(&mut **tx).await?;
     Ok(number)
 }

@@ -55,10 +55,15 @@ pub(super) struct Consumer {
 
 impl Consumer {
     /// Without inbox it applies whatever arrives, as often as it arrives.
-    pub(super) async fn open(places: &Places, accounts: BTreeMap<&'static str, i64>, inbox: bool) -> Result<Self> {
+    pub(super) async fn open(
+        places: &Places,
+        accounts: BTreeMap<&'static str, i64>,
+        inbox: bool,
+    ) -> Result<Self> {
         let mut connection = bank::open(&places.consumer(), TABLES).await?;
         for (name, balance) in accounts {
-            let insert = sqlx::query("insert into book (name, balance) values (?, ?)").bind(name).bind(balance);
+            let insert =
+                sqlx::query("insert into book (name, balance) values (?, ?)").bind(name).bind(balance);
             insert.execute(&mut connection).await?;
         }
         let inbox = if inbox { Some(Inbox::new("books")?) } else { None };
@@ -78,7 +83,8 @@ impl Consumer {
             let batch = read(&file, offset)?;
             for received in &batch.received {
                 let id = received.message_id.clone();
-                let event = if self.apply(received).await? { Event::Applied { id } } else { Event::Repeat { id } };
+                let event =
+                    if self.apply(received).await? { Event::Applied { id } } else { Event::Repeat { id } };
                 events.send(event).context("nobody follows the consumer any more")?;
             }
             if last && batch.next_offset == offset {
@@ -111,11 +117,14 @@ impl Consumer {
             }
         }
         for (name, change) in [(&content.from, -content.amount), (&content.to, content.amount)] {
-            let update = sqlx::query("update book set balance = balance + ? where name = ?").bind(change).bind(name);
+            let update =
+                sqlx::query("update book set balance = balance + ? where name = ?").bind(change).bind(name);
             update.execute(&mut *tx).await?;
         }
-        let insert = sqlx::query("insert into applied (message_id, payer, payee, amount) values (?, ?, ?, ?)");
-        let insert = insert.bind(&received.message_id).bind(&content.from).bind(&content.to).bind(content.amount);
+        let insert =
+            sqlx::query("insert into applied (message_id, payer, payee, amount) values (?, ?, ?, ?)");
+        let insert =
+            insert.bind(&received.message_id).bind(&content.from).bind(&content.to).bind(content.amount);
         insert.execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(true)

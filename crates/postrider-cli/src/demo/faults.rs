@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use postrider_relay::message::Outgoing;
-use postrider_relay::sink::{Capabilities, DurabilityTier, Outcome, Outcomes, Refusal, Retry, Scope, Sink, SinkError};
+use postrider_relay::sink::{
+    Capabilities, DurabilityTier, Outcome, Outcomes, Refusal, Retry, Scope, Sink, SinkError,
+};
 use postrider_relay::source::{Owned, SettleReport, Settled, Settler, SourceError, Verdict};
 
 use super::Event;
@@ -78,7 +80,8 @@ impl Sink for FaultySink {
     async fn publish(&self, batch: Vec<Outgoing>, outcomes: Outcomes) {
         if self.is_down(u32::try_from(batch.len()).unwrap_or(u32::MAX)) {
             for index in 0..batch.len() {
-                outcomes.report(index, refusal(Scope::Sink, "down", "the sink is down (a fault of the demo)"));
+                outcomes
+                    .report(index, refusal(Scope::Sink, "down", "the sink is down (a fault of the demo)"));
             }
             return;
         }
@@ -98,10 +101,15 @@ impl Sink for FaultySink {
         let (inner, mut answers) = Outcomes::channel();
         let forward = async {
             while let Some((index, outcome)) = answers.recv().await {
-                let Some((index, fate, id)) = usize::try_from(index).ok().and_then(|i| places.get(i)) else { continue };
+                let Some((index, fate, id)) = usize::try_from(index).ok().and_then(|i| places.get(i)) else {
+                    continue;
+                };
                 if *fate == Fate::AnswerLost && matches!(outcome, Outcome::Accepted { .. }) {
                     (self.tell)(&Event::AnswerLost { id: id.clone() });
-                    outcomes.report(*index, Outcome::Unknown { why: "the answer got lost (a fault of the demo)".to_owned() });
+                    outcomes.report(
+                        *index,
+                        Outcome::Unknown { why: "the answer got lost (a fault of the demo)".to_owned() },
+                    );
                 } else {
                     outcomes.report(*index, outcome);
                 }

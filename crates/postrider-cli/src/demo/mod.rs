@@ -114,11 +114,14 @@ pub(crate) async fn run(global: &Global, args: &Demo) -> Result<ExitCode> {
 /// The folder to work in, and the guard that removes it unless it is to be kept.
 fn folder(args: &Demo) -> Result<(Places, Option<tempfile::TempDir>)> {
     let Some(keep) = &args.keep else {
-        let folder = tempfile::Builder::new().prefix("postrider-demo-").tempdir().context("no temporary folder")?;
+        let folder =
+            tempfile::Builder::new().prefix("postrider-demo-").tempdir().context("no temporary folder")?;
         return Ok((Places::new(folder.path()), Some(folder)));
     };
     let refuse = |e: std::io::Error| {
-        Fault::new(format!("this folder cannot be used: {e}")).at(keep.display()).cure("name a folder that may be written")
+        Fault::new(format!("this folder cannot be used: {e}"))
+            .at(keep.display())
+            .cure("name a folder that may be written")
     };
     std::fs::create_dir_all(keep).map_err(refuse)?;
     if std::fs::read_dir(keep).map_err(refuse)?.next().is_some() {
@@ -168,7 +171,8 @@ async fn play(args: &Demo, seed: u64, places: &Places, story: &mut Story) -> Res
                 counted.killed = true;
                 story.killed(messages);
                 let next = relay::Faults { hold_after: None, down_after: Some((args.messages / 4).max(1)) };
-                relay = RelayProcess::start(places, seed.wrapping_add(1), args.without, &next, events.clone())?;
+                relay =
+                    RelayProcess::start(places, seed.wrapping_add(1), args.without, &next, events.clone())?;
             }
             Event::RelayEnded { .. } => {
                 counted.stuck = true;

@@ -51,7 +51,13 @@ pub(crate) async fn run(args: &DemoRelay) -> Result<()> {
     let file = sinks::connect(&format!("file:{}", places.sink().display()), &options).await?;
     let sink = Arc::new(FaultySink::new(file, args.seed, args.down_after, tell));
     let sink = NamedSink { name: Arc::from("demo"), sink };
-    let relay = Relay::builder(source).sink(sink).route("*", "demo").settings(settings).seed(args.seed).start().await?;
+    let relay = Relay::builder(source)
+        .sink(sink)
+        .route("*", "demo")
+        .settings(settings)
+        .seed(args.seed)
+        .start()
+        .await?;
     tell(&Event::RelayStarted);
     let orphaned = when_input_ends();
     tokio::select! {

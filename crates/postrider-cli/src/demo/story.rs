@@ -43,13 +43,16 @@ impl Colour {
 
 impl Story {
     pub(super) fn new(to_stderr: bool) -> Self {
-        let terminal = if to_stderr { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+        let terminal =
+            if to_stderr { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
         let colours = terminal && std::env::var_os("NO_COLOR").is_none();
         Self { to_stderr, colours, began: Instant::now(), told: Default::default(), next_milestone: 0 }
     }
 
     pub(super) fn opening(&mut self, args: &Demo, seed: u64, places: &Places) {
-        self.plain("A bank tells others about every transfer. It must tell what happened, all of it, in order,");
+        self.plain(
+            "A bank tells others about every transfer. It must tell what happened, all of it, in order,",
+        );
         self.plain("and nothing that did not happen, although machines fail. This is how Postrider does it:");
         self.plain("");
         self.plain("  bank      writes the transfer and a message into its own database, in one transaction");
@@ -57,7 +60,11 @@ impl Story {
         self.plain("  sink      where messages go: here a file, in real life a broker");
         self.plain("  consumer  reads the sink, and applies each message once, even if it arrives twice");
         self.plain("");
-        let keep = if args.keep.is_some() { format!(", files in {}", places.folder.display()) } else { String::new() };
+        let keep = if args.keep.is_some() {
+            format!(", files in {}", places.folder.display())
+        } else {
+            String::new()
+        };
         self.plain(&format!("{} transfers, seed {seed}{keep}.", args.messages));
         if let Some(without) = args.without {
             let what = match without {
@@ -74,7 +81,12 @@ impl Story {
     pub(super) fn tell(&mut self, event: &Event, progress: &Progress) {
         match event {
             Event::Committed { transfer, words } => {
-                self.some("committed", Colour::Plain, "bank", &format!("transfer {transfer}: {words}; committed, with its message"));
+                self.some(
+                    "committed",
+                    Colour::Plain,
+                    "bank",
+                    &format!("transfer {transfer}: {words}; committed, with its message"),
+                );
             }
             Event::RolledBack { transfer, words } => self.some(
                 "rolled back",
@@ -89,11 +101,20 @@ impl Story {
                 &format!("transfer {transfer}: {words}; the application breaks before it wrote the message"),
             ),
             Event::BankDone { committed, rolled_back } => {
-                self.say(Colour::Plain, "bank", &format!("done: {committed} transfers committed, {rolled_back} did not happen"));
+                self.say(
+                    Colour::Plain,
+                    "bank",
+                    &format!("done: {committed} transfers committed, {rolled_back} did not happen"),
+                );
             }
             Event::RelayStarted => self.say(Colour::Plain, "relay", "started, in a process of its own"),
             Event::Refused { id } => {
-                self.some("refused", Colour::Yellow, "sink", &format!("refuses {id} for now; the relay will try again, later ones of this payer wait"));
+                self.some(
+                    "refused",
+                    Colour::Yellow,
+                    "sink",
+                    &format!("refuses {id} for now; the relay will try again, later ones of this payer wait"),
+                );
             }
             Event::AnswerLost { id } => self.some(
                 "answer lost",
@@ -101,11 +122,20 @@ impl Story {
                 "sink",
                 &format!("takes {id}, but its answer gets lost; the relay must send it again"),
             ),
-            Event::SinkDown => self.say(Colour::Red, "sink", "is down; the relay probes with one message and counts nothing against it"),
+            Event::SinkDown => self.say(
+                Colour::Red,
+                "sink",
+                "is down; the relay probes with one message and counts nothing against it",
+            ),
             Event::SinkUp => self.say(Colour::Green, "sink", "is back"),
             Event::Holding { .. } => {}
             Event::Repeat { id } => {
-                self.some("repeat", Colour::Grey, "consumer", &format!("{id} again: applied before, so nothing happens"));
+                self.some(
+                    "repeat",
+                    Colour::Grey,
+                    "consumer",
+                    &format!("{id} again: applied before, so nothing happens"),
+                );
             }
             Event::Applied { .. } => self.milestone(progress),
             Event::RelayEnded { how } => self.say(Colour::Red, "relay", &format!("ended by itself: {how}")),
@@ -118,7 +148,11 @@ impl Story {
             n => format!("{n} messages are acknowledged by the sink, and the relay has not recorded it yet"),
         };
         self.say(Colour::Red, "demo", &format!("the worst moment: {what}. kill -9"));
-        self.say(Colour::Red, "demo", "the relay is dead. A new one starts, and takes over when the lease of the dead one has run out");
+        self.say(
+            Colour::Red,
+            "demo",
+            "the relay is dead. A new one starts, and takes over when the lease of the dead one has run out",
+        );
     }
 
     fn milestone(&mut self, progress: &Progress) {
@@ -128,7 +162,11 @@ impl Story {
         }
         self.next_milestone = if applied < 10 { 25 } else { applied + 50 };
         let of = if progress.bank_done { "" } else { " so far" };
-        self.say(Colour::Green, "consumer", &format!("has applied {applied} of {} transfers{of}", progress.committed));
+        self.say(
+            Colour::Green,
+            "consumer",
+            &format!("has applied {applied} of {} transfers{of}", progress.committed),
+        );
     }
 
     pub(super) fn verdict(&mut self, compared: &Compared, counted: &Counted, keep: Option<&Path>) {
@@ -137,7 +175,11 @@ impl Story {
             "Faults: {} refusals, {} lost answers, {}.",
             counted.refused,
             counted.answers_lost,
-            if counted.killed { "1 outage of the sink, 1 kill -9 of the relay" } else { "and the relay was never killed" }
+            if counted.killed {
+                "1 outage of the sink, 1 kill -9 of the relay"
+            } else {
+                "and the relay was never killed"
+            }
         );
         self.plain(&faults);
         if counted.stuck {
@@ -161,7 +203,10 @@ impl Story {
             self.plain(&format!("Databases and files: {}", folder.display()));
         }
         let text = match compared.report.is_ok() {
-            true => self.paint(Colour::Green, "Verdict: ok. Nothing lost, nothing invented, nothing reordered, nothing applied twice."),
+            true => self.paint(
+                Colour::Green,
+                "Verdict: ok. Nothing lost, nothing invented, nothing reordered, nothing applied twice.",
+            ),
             false => self.paint(Colour::Red, "Verdict: failed."),
         };
         self.plain(&text);

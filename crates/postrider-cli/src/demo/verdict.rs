@@ -49,7 +49,11 @@ impl Report {
         let small = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         vec![
             ("committed", self.committed, "transfers in the bank's table"),
-            ("rolled back", small(self.rolled_back), "transfers that did not happen; their messages must not exist"),
+            (
+                "rolled back",
+                small(self.rolled_back),
+                "transfers that did not happen; their messages must not exist",
+            ),
             ("delivered", self.delivered, "lines in the sink's file"),
             ("duplicates", self.duplicates, "of these, repeats of the same message id"),
             ("applied", self.applied, "messages in the consumer's table"),
@@ -102,10 +106,15 @@ fn judge(mut compared: Compared, counted: &Counted) -> Compared {
 }
 
 /// Everything but what is counted elsewhere.
-fn compare(committed: &HashMap<String, Content>, delivered: &[Received], effects: &HashMap<String, usize>) -> Report {
+fn compare(
+    committed: &HashMap<String, Content>,
+    delivered: &[Received],
+    effects: &HashMap<String, usize>,
+) -> Report {
     let ids: HashSet<&str> = delivered.iter().map(|r| r.message_id.as_str()).collect();
     let arrived = |id: &str| ids.contains(id) && effects.contains_key(id);
-    let mut invented: HashSet<&str> = effects.keys().map(String::as_str).filter(|id| !committed.contains_key(*id)).collect();
+    let mut invented: HashSet<&str> =
+        effects.keys().map(String::as_str).filter(|id| !committed.contains_key(*id)).collect();
     let mut first = HashSet::new();
     let mut latest: HashMap<String, i64> = HashMap::new();
     let mut reordered = 0;
@@ -138,7 +147,8 @@ fn compare(committed: &HashMap<String, Content>, delivered: &[Received], effects
 }
 
 async fn transfers(connection: &mut SqliteConnection) -> Result<HashMap<String, Content>> {
-    let rows = sqlx::query("select id, payer, payee, amount, number from transfer").fetch_all(connection).await?;
+    let rows =
+        sqlx::query("select id, payer, payee, amount, number from transfer").fetch_all(connection).await?;
     rows.iter()
         .map(|row| {
             let transfer: u32 = row.try_get(0)?;

@@ -57,9 +57,18 @@ impl Metrics {
 }
 
 fn describe() {
-    metrics::describe_gauge!("postrider_backlog_messages", "messages by state: ready, waiting, dead; 100000 means at least");
-    metrics::describe_gauge!("postrider_lag_seconds", "age of the oldest message that could be sent now; 0 = nothing waits");
-    metrics::describe_gauge!("postrider_sent_last_5m_messages", "messages sent in the last five minutes, by all relays");
+    metrics::describe_gauge!(
+        "postrider_backlog_messages",
+        "messages by state: ready, waiting, dead; 100000 means at least"
+    );
+    metrics::describe_gauge!(
+        "postrider_lag_seconds",
+        "age of the oldest message that could be sent now; 0 = nothing waits"
+    );
+    metrics::describe_gauge!(
+        "postrider_sent_last_5m_messages",
+        "messages sent in the last five minutes, by all relays"
+    );
     metrics::describe_gauge!("postrider_sample_ok", "1 when the last look at the outbox worked");
 }
 
@@ -79,7 +88,9 @@ async fn record(source: &Arc<str>, inspect: &dyn Inspect) {
     let labels = |state: &'static str| [("source", source.to_string()), ("state", state.to_owned())];
     match inspect.summary(COUNT_CAP).await {
         Ok(summary) => {
-            for (state, count) in [("ready", summary.ready), ("waiting", summary.waiting), ("dead", summary.dead)] {
+            for (state, count) in
+                [("ready", summary.ready), ("waiting", summary.waiting), ("dead", summary.dead)]
+            {
                 metrics::gauge!("postrider_backlog_messages", &labels(state)).set(as_f64(count));
             }
             let lag = summary.lag.unwrap_or_default().as_secs_f64();

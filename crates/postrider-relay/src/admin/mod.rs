@@ -13,7 +13,9 @@ pub use server::{AdminServer, HealthOf, serve};
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// Only loopback addresses are allowed in this version.
-    #[error("{0} can be reached by other machines, and this version has no access control: use 127.0.0.1 or [::1]")]
+    #[error(
+        "{0} can be reached by other machines, and this version has no access control: use 127.0.0.1 or [::1]"
+    )]
     NotLoopback(std::net::SocketAddr),
     /// The port cannot be opened.
     #[error("cannot listen on {address}: {source}")]

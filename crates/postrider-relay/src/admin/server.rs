@@ -53,7 +53,11 @@ impl AdminServer {
 ///
 /// # Errors
 /// When the address is not loopback, or its port cannot be opened.
-pub async fn serve(address: SocketAddr, health: HealthOf, metrics: Metrics) -> Result<AdminServer, AdminError> {
+pub async fn serve(
+    address: SocketAddr,
+    health: HealthOf,
+    metrics: Metrics,
+) -> Result<AdminServer, AdminError> {
     if !address.ip().is_loopback() {
         return Err(AdminError::NotLoopback(address));
     }
@@ -91,7 +95,8 @@ async fn readyz(State(pages): State<Pages>) -> Response {
 }
 
 async fn text(State(pages): State<Pages>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], pages.metrics.render()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], pages.metrics.render())
+        .into_response()
 }
 
 fn answer(well: bool, body: &serde_json::Value) -> Response {
@@ -103,12 +108,16 @@ fn answer(well: bool, body: &serde_json::Value) -> Response {
 /// rebinding). Only addresses and `localhost` are answered.
 async fn only_local_names(request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').map_or(host, |(name, port)| {
-        if port.chars().all(|c| c.is_ascii_digit()) { name } else { host }
-    });
+    let name = host
+        .rsplit_once(':')
+        .map_or(host, |(name, port)| if port.chars().all(|c| c.is_ascii_digit()) { name } else { host });
     let plain = name.trim_start_matches('[').trim_end_matches(']');
-    if plain.is_empty() || plain == "localhost" || plain.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+    if plain.is_empty()
+        || plain == "localhost"
+        || plain.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    {
         return next.run(request).await;
     }
-    (StatusCode::MISDIRECTED_REQUEST, "only requests to 127.0.0.1, [::1] or localhost are answered\n").into_response()
+    (StatusCode::MISDIRECTED_REQUEST, "only requests to 127.0.0.1, [::1] or localhost are answered\n")
+        .into_response()
 }
