@@ -45,10 +45,15 @@ pub(crate) fn source(config: &Config, error: &SourceError) -> Fault {
     }
 }
 
-/// The libraries write `what is wrong: or where; how to mend it`.
+/// The libraries write `what is wrong; how to mend it`, or `what is wrong: run …`.
 fn sentence_and_cure(text: &str) -> (&str, Option<&str>) {
-    match text.split_once("; ") {
-        Some((what, cure)) => (what, Some(cure)),
+    if let Some((what, cure)) = text.rsplit_once("; ") {
+        return (what, Some(cure));
+    }
+    let verbs = [": run ", ": grant ", ": give ", ": install ", ": use ", ": check ", ": free ", ": create "];
+    let at = verbs.iter().filter_map(|verb| text.find(verb)).min();
+    match at {
+        Some(at) => (&text[..at], Some(&text[at + 2..])),
         None => (text, None),
     }
 }
