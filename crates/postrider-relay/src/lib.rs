@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 #[cfg(feature = "admin")]
 pub mod admin;

@@ -3,8 +3,8 @@
 mod address;
 mod file;
 mod line;
-//NATS-cfg
-//NATS mod nats;
+#[cfg(feature = "nats")]
+mod nats;
 mod stdout;
 
 use std::sync::Arc;
@@ -67,8 +67,8 @@ pub struct SinkKind {
 pub const SINKS: &[SinkKind] = &[
     file::KIND,
     stdout::KIND,
-    //NATS-cfg
-    //NATS nats::KIND,
+    #[cfg(feature = "nats")]
+    nats::KIND,
 ];
 
 /// The kind an address belongs to, after a look at its options. Opens nothing.
