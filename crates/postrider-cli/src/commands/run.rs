@@ -31,31 +31,31 @@ pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
     let metrics = config.listen.map(|_| Metrics::install()).transpose()?;
     let source = source(&config).await?;
     let sink = sink(&config).await?;
-    let relay = start(&config, source.clone(), sink).await?;
+    let relay = start(&config, source.clone(), sink)?;
+    let handle = relay.handle();
+    let mut ended = Box::pin(relay.wait());
     let stop = CancellationToken::new();
-    let server = serve(&config, metrics, &source, relay.handle(), &stop).await?;
+    let server = serve(&config, metrics, &source, handle.clone(), &stop).await?;
     announce(global, &config, server.as_ref())?;
-    let ended = tokio::select! {
-        name = signals.next() => Some(name),
-        () = relay.wait() => None,
+    let signal = tokio::select! {
+        name = signals.next() => name,
+        _ = &mut ended => {
+            return Err(Fault::new("the relay has ended by itself").at(database::place(&config)).cure("its log says why").into());
+        }
     };
     signals.next_one_exits();
-    match ended {
-        Some(name) => {
-            tracing::info!(signal = name, drain = ?config.drain, "stopping: waiting for what is in flight")
-        }
-        None => tracing::error!("the relay has ended by itself"),
-    }
-    let report = relay.stop(config.drain).await;
+    tracing::info!(signal, drain = ?config.drain, "stopping: waiting for what is in flight");
+    handle.stop(config.drain);
+    let report = ended.await;
     stop.cancel();
     if let Some(server) = server {
         server.stop().await;
     }
-    tracing::info!(?report, "stopped");
-    match ended {
-        Some(_) => Ok(()),
-        None => Err(Fault::new("the relay has ended by itself").cure("its log says why").into()),
+    match report.undecided {
+        0 => tracing::info!("stopped, nothing left in flight"),
+        undecided => tracing::warn!(undecided, "stopped at the drain limit; these are sent again, with the same id"),
     }
+    Ok(())
 }
 
 /// Opens the outbox. A SQLite file is created and migrated; the tables of a server are left to `init`.
@@ -106,10 +106,9 @@ fn sink_place(config: &Config) -> String {
     format!("sink {} ({})", shown(config.sink.url.expose_secret()), config.sink.from)
 }
 
-async fn start(config: &Config, source: Source, sink: NamedSink) -> Result<RunningRelay> {
-    let relay =
-        Relay::builder(source).sink(sink).route("*", SINK).settings(config.relay.clone()).start().await;
-    relay.map_err(|e| Fault::new(format!("the relay cannot start: {e}")).at(database::place(config)).into())
+fn start(config: &Config, source: Source, sink: NamedSink) -> Result<RunningRelay> {
+    let relay = Relay::builder(source).sink(sink).settings(config.relay.clone()).start();
+    relay.map_err(|e| Fault::new(format!("the relay cannot start: {e}")).at("[relay] of the configuration").into())
 }
 
 async fn serve(
@@ -121,7 +120,7 @@ async fn serve(
 ) -> Result<Option<AdminServer>> {
     let (Some(address), Some(metrics)) = (config.listen, metrics) else { return Ok(None) };
     let server =
-        admin::serve(address, Arc::new(move || handle.health()), metrics.clone()).await.map_err(|e| {
+        admin::serve(address, Arc::clone(&source.name), handle, metrics.clone()).await.map_err(|e| {
             Fault::new(e.to_string())
                 .at("http.listen")
                 .cure("choose a free port on 127.0.0.1, or port 0 for any free one")

@@ -86,28 +86,27 @@ fn text(config: &Config, status: &Status) -> String {
     } else {
         let rows: Vec<Vec<String>> = status.relays.iter().map(relay_cells).collect();
         lines.push(output::table(
-            &["RELAY", "VERSION", "SHARDS", "STARTED", "LEASE", "BREAKERS OPEN", "LAST ERROR"],
+            &["RELAY", "VERSION", "SHARDS", "STARTED", "LEASE", "IN FLIGHT", "HELD KEYS"],
             &rows,
         ));
+        lines.extend(status.relays.iter().flat_map(troubles));
     }
     lines.join("\n")
 }
 
 fn relay_cells(relay: &RelayRow) -> Vec<String> {
     let state = state(relay);
+    let number = |name: &str| state.get(name).and_then(Value::as_u64).map_or_else(|| "-".to_owned(), |n| n.to_string());
     let lease = Duration::from_micros(relay.expires_in_us.unsigned_abs());
+    let lease = output::span(lease);
     vec![
         relay.instance.clone(),
         relay.version.clone(),
         relay.shards.to_string(),
         output::time(relay.started_at_us),
-        if relay.is_live() {
-            format!("{} left", output::span(lease))
-        } else {
-            format!("ended {} ago", output::span(lease))
-        },
-        breakers(&state),
-        state.get("last_error").and_then(Value::as_str).unwrap_or("-").to_owned(),
+        if relay.is_live() { format!("{lease} left") } else { format!("ended {lease} ago") },
+        number("in_flight"),
+        number("held_keys"),
     ]
 }
 
@@ -116,14 +115,30 @@ fn state(relay: &RelayRow) -> Value {
     serde_json::from_str(&relay.state).unwrap_or_else(|_| json!({}))
 }
 
-fn breakers(state: &Value) -> String {
-    let names: Vec<String> = match state.get("open_breakers").or_else(|| state.get("breakers")) {
-        Some(Value::Array(list)) => {
-            list.iter().map(|b| b.as_str().map_or_else(|| b.to_string(), str::to_owned)).collect()
-        }
-        _ => Vec::new(),
-    };
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+/// What stands in the way of a relay, a line each.
+fn troubles(relay: &RelayRow) -> Vec<String> {
+    let state = state(relay);
+    let text = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(output::printable);
+    let breakers = state.get("breakers").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut lines: Vec<String> = breakers
+        .iter()
+        .map(|b| {
+            let sink = text(b, "sink").unwrap_or_else(|| "?".to_owned());
+            let destination = text(b, "destination").map_or_else(String::new, |d| format!(", destination {d}"));
+            let since = b.get("open_for_seconds").and_then(Value::as_u64).unwrap_or_default();
+            let operator = match b.get("needs_operator").and_then(Value::as_bool) {
+                Some(true) => " (an operator is needed)",
+                _ => "",
+            };
+            let reason = text(b, "reason").unwrap_or_else(|| "unknown".to_owned());
+            let since = output::span(Duration::from_secs(since));
+            format!("Breaker open  {}: sink {sink}{destination}, for {since}{operator}: {reason}", relay.instance)
+        })
+        .collect();
+    if let Some(error) = text(&state, "last_error") {
+        lines.push(format!("Last error    {}: {error}", relay.instance));
+    }
+    lines
 }
 
 fn count(n: u64) -> String {

@@ -51,20 +51,15 @@ pub(crate) async fn run(args: &DemoRelay) -> Result<()> {
     let file = sinks::connect(&format!("file:{}", places.sink().display()), &options).await?;
     let sink = Arc::new(FaultySink::new(file, args.seed, args.down_after, tell));
     let sink = NamedSink { name: Arc::from("demo"), sink };
-    let relay = Relay::builder(source)
-        .sink(sink)
-        .route("*", "demo")
-        .settings(settings)
-        .seed(args.seed)
-        .start()
-        .await?;
+    let relay = Relay::builder(source).sink(sink).settings(settings).seed(args.seed).start()?;
     tell(&Event::RelayStarted);
-    let orphaned = when_input_ends();
+    let handle = relay.handle();
+    let mut ended = Box::pin(relay.wait());
     tokio::select! {
-        () = orphaned.cancelled() => {}
-        () = relay.wait() => {}
+        () = when_input_ends().cancelled_owned() => handle.stop(DRAIN),
+        _ = &mut ended => return Ok(()),
     }
-    relay.stop(DRAIN).await;
+    ended.await;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::AdminError;
+use crate::engine::Snapshot;
 use crate::source::Inspect;
 
 /// Buckets of every histogram in seconds: from a local fsync to a publish deadline.
@@ -69,6 +70,17 @@ fn describe() {
         "postrider_sent_last_5m_messages",
         "messages sent in the last five minutes, by all relays"
     );
+    metrics::describe_gauge!("postrider_in_flight_messages", "messages published by this relay and not settled");
+    metrics::describe_gauge!("postrider_owned_shards", "shards this relay works on");
+    metrics::describe_gauge!("postrider_held_keys", "keys held back by a retry, a block or a destination that is down");
+    metrics::describe_gauge!("postrider_breakers_open", "open breakers by scope, and whether time or an operator mends them");
+    metrics::describe_counter!("postrider_sent_total", "messages acknowledged by a sink and recorded as sent");
+    metrics::describe_counter!("postrider_retried_total", "failed attempts that are tried again");
+    metrics::describe_counter!("postrider_dead_total", "messages given up, by reason");
+    metrics::describe_counter!("postrider_unknown_total", "publishes without a verdict, published again with the same id");
+    metrics::describe_counter!("postrider_fenced_total", "results that came after their shard had passed on");
+    metrics::describe_counter!("postrider_takeovers_total", "shards taken over from a relay that ended without releasing them");
+    metrics::describe_counter!("postrider_source_errors_total", "failed calls to the database, by call");
     metrics::describe_gauge!("postrider_sample_ok", "1 when the last look at the outbox worked");
 }
 
@@ -103,6 +115,30 @@ async fn record(source: &Arc<str>, inspect: &dyn Inspect) {
             // The last values stay: a scraper must not read an outage as an empty outbox.
             tracing::debug!(%error, "the outbox could not be looked at for the metrics");
             metrics::gauge!("postrider_sample_ok", "source" => source.to_string()).set(0.0);
+        }
+    }
+}
+
+/// What the relay itself knows, at this moment. Breakers are counted per sink and scope: destinations are as many as
+/// topics, and a label each would have no bound.
+pub(super) fn record_snapshot(source: &Arc<str>, snapshot: &Snapshot) {
+    let of_source = [("source", source.to_string())];
+    for (name, value) in [
+        ("postrider_in_flight_messages", snapshot.in_flight),
+        ("postrider_owned_shards", snapshot.shards),
+        ("postrider_held_keys", snapshot.held_keys),
+    ] {
+        metrics::gauge!(name, &of_source).set(as_f64(value as u64));
+    }
+    for (scope, whole) in [("sink", true), ("destination", false)] {
+        let open = snapshot.breakers.iter().filter(|b| b.destination.is_none() == whole);
+        let (mut waiting, mut operator) = (0, 0);
+        for breaker in open {
+            if breaker.needs_operator { operator += 1 } else { waiting += 1 }
+        }
+        for (needs, count) in [("time", waiting), ("operator", operator)] {
+            let labels = [("source", source.to_string()), ("scope", scope.to_owned()), ("needs", needs.to_owned())];
+            metrics::gauge!("postrider_breakers_open", &labels).set(as_f64(count));
         }
     }
 }

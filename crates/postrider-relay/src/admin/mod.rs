@@ -7,7 +7,7 @@ mod metrics;
 mod server;
 
 pub use metrics::{Metrics, sample};
-pub use server::{AdminServer, HealthOf, serve};
+pub use server::{AdminServer, serve};
 
 /// Why health and metrics cannot be offered.
 #[derive(Debug, thiserror::Error)]

@@ -13,15 +13,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdminError, Metrics};
-use crate::engine::Health;
-
-/// Tells the health at this moment. Must not block.
-pub type HealthOf = Arc<dyn Fn() -> Health + Send + Sync>;
+use super::{AdminError, Metrics, metrics};
+use crate::engine::RelayHandle;
 
 #[derive(Clone)]
 struct Pages {
-    health: HealthOf,
+    relay: RelayHandle,
+    source: Arc<str>,
     metrics: Metrics,
 }
 
@@ -49,13 +47,15 @@ impl AdminServer {
     }
 }
 
-/// Offers health and metrics on `address`, which must be a loopback address; port 0 takes any free port.
+/// Offers health and metrics of the relay that reads `source` on `address`, which must be a loopback address; port 0 takes
+/// any free port.
 ///
 /// # Errors
 /// When the address is not loopback, or its port cannot be opened.
 pub async fn serve(
     address: SocketAddr,
-    health: HealthOf,
+    source: Arc<str>,
+    relay: RelayHandle,
     metrics: Metrics,
 ) -> Result<AdminServer, AdminError> {
     if !address.ip().is_loopback() {
@@ -65,7 +65,7 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await.map_err(bind)?;
     let address = listener.local_addr().map_err(bind)?;
     let stop = CancellationToken::new();
-    let router = router(Pages { health, metrics });
+    let router = router(Pages { relay, source, metrics });
     let stopped = stop.clone().cancelled_owned();
     let task = tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
@@ -85,16 +85,17 @@ fn router(pages: Pages) -> Router {
 }
 
 async fn livez(State(pages): State<Pages>) -> Response {
-    let health = (pages.health)();
+    let health = pages.relay.health();
     answer(health.live, &serde_json::json!({ "live": health.live, "reasons": health.reasons }))
 }
 
 async fn readyz(State(pages): State<Pages>) -> Response {
-    let health = (pages.health)();
+    let health = pages.relay.health();
     answer(health.ready, &serde_json::json!({ "ready": health.ready, "reasons": health.reasons }))
 }
 
 async fn text(State(pages): State<Pages>) -> Response {
+    metrics::record_snapshot(&pages.source, &pages.relay.snapshot());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], pages.metrics.render())
         .into_response()
 }
