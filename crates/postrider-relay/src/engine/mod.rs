@@ -114,9 +114,23 @@ impl Relay {
             seed: self.seed,
             shared: shared.clone(),
         };
-        let audit = tokio::spawn(audit::run(self.source, shared.clone()));
+        let beside = vec![
+            tokio::spawn(audit::run(self.source, shared.clone())),
+            tokio::spawn(forward_hints(control.clone())),
+        ];
         let task = tokio::spawn(driver.supervise(commands));
-        Ok(RunningRelay { handle: RelayHandle { control, shared }, task, audit })
+        Ok(RunningRelay { handle: RelayHandle { control, shared }, task, beside })
+    }
+}
+
+/// An application in this process that fires the hint of its enqueue wakes this relay at once.
+async fn forward_hints(control: mpsc::UnboundedSender<Control>) {
+    let mut hints = postrider::hints();
+    loop {
+        hints.wait().await;
+        if control.send(Control::Hint).is_err() {
+            return;
+        }
     }
 }
 
@@ -125,7 +139,8 @@ impl Relay {
 pub struct RunningRelay {
     handle: RelayHandle,
     task: JoinHandle<StopReport>,
-    audit: JoinHandle<()>,
+    /// Loops beside the path: they end with the relay.
+    beside: Vec<JoinHandle<()>>,
 }
 
 /// How a relay ended.
@@ -159,7 +174,9 @@ impl RunningRelay {
                 StopReport::default()
             }
         };
-        self.audit.abort();
+        for task in self.beside {
+            task.abort();
+        }
         report
     }
 }
