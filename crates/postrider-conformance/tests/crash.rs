@@ -94,7 +94,11 @@ impl Bed {
 
     /// As [`Bed::judge`]; and what arrived more than once had been in flight, and arrived twice. Returns how many did.
     async fn judge_with(&self, in_flight: &BTreeSet<i64>) -> usize {
-        assert!(in_flight.len() <= IN_FLIGHT as usize, "{} in flight, the limit is {IN_FLIGHT}", in_flight.len());
+        assert!(
+            in_flight.len() <= IN_FLIGHT as usize,
+            "{} in flight, the limit is {IN_FLIGHT}",
+            in_flight.len()
+        );
         let (verdict, arrivals) = self.judge().await;
         for (id, copies) in &verdict.duplicates {
             let position = arrivals.iter().find(|a| a.message_id == *id).expect("it arrived").position;

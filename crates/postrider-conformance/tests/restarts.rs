@@ -158,6 +158,10 @@ async fn a_nats_server_that_restarts_under_load_loses_nothing() {
     verdict.assert_kept();
     business.assert_receipts().await;
     let copies: usize = verdict.duplicates.values().sum();
-    assert!(copies as u64 <= counted.unknown, "{copies} copies, {} publishes without a verdict", counted.unknown);
+    assert!(
+        copies as u64 <= counted.unknown,
+        "{copies} copies, {} publishes without a verdict",
+        counted.unknown
+    );
     assert!(read_journal(&journal).len() >= arrivals.len(), "what arrived had been published");
 }

@@ -112,19 +112,17 @@ impl Drill {
             let (business, load) = (business.clone(), self.load(self.seed, self.messages * 4 / 10));
             async move { business.run(load).await }
         });
-        // A backlog keeps the relays busy when the faults come; the producers go on meanwhile.
-        business.burst(&format!("burst-{}", self.seed), self.messages / 2, self.keys).await;
-
-        db.sent(self.messages * 8 / 100).await;
+        // Backlogs keep the relays busy when the faults come; the producers go on meanwhile.
+        business.burst(&format!("first-{}", self.seed), self.messages / 4, self.keys).await;
+        db.sent(self.messages / 20).await;
         at_work(&db, &killed, self.in_flight).await;
         killed.kill().await;
-        let killed_left = left_behind(&db, &killed).await;
-        db.sent(self.messages * 18 / 100).await;
+        let killed_end = ended(&db, &killed).await;
+
+        business.burst(&format!("second-{}", self.seed), self.messages / 4, self.keys).await;
         at_work(&db, &paused, self.in_flight).await;
         paused.pause(&db).await;
-        let paused_left = left_behind(&db, &paused).await;
-        let killed_end = taken_over(&db, &killed, killed_left).await;
-        let paused_end = taken_over(&db, &paused, paused_left).await;
+        let paused_end = ended(&db, &paused).await;
         let woken_at: String =
             sqlx::query_scalar("select clock_timestamp()::text").fetch_one(&db.pool).await.expect("time");
         paused.wake();
@@ -186,15 +184,11 @@ async fn at_work(db: &TestDatabase, relay: &RelayProcess, limit: u32) {
     }
 }
 
-/// What a relay that has been killed or stands still had in flight, and how many shards it owned.
-async fn left_behind(db: &TestDatabase, relay: &RelayProcess) -> (BTreeSet<i64>, i64) {
+/// What a relay that has been killed or stands still leaves behind. Returns when others own its shards.
+async fn ended(db: &TestDatabase, relay: &RelayProcess) -> Ended {
     relay.quiet(db).await;
     let in_flight = in_flight_when_it_ended(db, relay.relay, &relay.journal).await;
-    (in_flight, history::owned_by(db, relay.relay).await)
-}
-
-/// Waits until others own its shards, and says how long that took.
-async fn taken_over(db: &TestDatabase, relay: &RelayProcess, left: (BTreeSet<i64>, i64)) -> Ended {
+    let shards = history::owned_by(db, relay.relay).await;
     history::taken_over(db, relay.relay).await;
     let seconds: f64 = sqlx::query_scalar(
         "with h as (select owner, lead(at) over (partition by shard order by at) as until from shard_history)
@@ -206,7 +200,6 @@ async fn taken_over(db: &TestDatabase, relay: &RelayProcess, left: (BTreeSet<i64
     .fetch_one(&db.pool)
     .await
     .expect("takeover");
-    let (in_flight, shards) = left;
     Ended {
         instance: relay.instance.clone(),
         relay: relay.relay,

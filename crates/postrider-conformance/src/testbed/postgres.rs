@@ -108,7 +108,10 @@ impl TestDatabase {
             if n != last.0 {
                 last = (n, Instant::now());
             }
-            assert!(last.1.elapsed() < Duration::from_secs(60), "{n} and no other number for a minute: {sql}");
+            assert!(
+                last.1.elapsed() < Duration::from_secs(60),
+                "{n} and no other number for a minute: {sql}"
+            );
             tokio::time::sleep(Duration::from_millis(3)).await;
         }
     }
@@ -118,7 +121,8 @@ impl TestDatabase {
     /// # Panics
     /// When there are no new ones for a minute.
     pub async fn sent(&self, wanted: u64) {
-        self.until("select coalesce(sum(n), 0)::bigint from outbox_sent", |n| n >= wanted.cast_signed()).await;
+        self.until("select coalesce(sum(n), 0)::bigint from outbox_sent", |n| n >= wanted.cast_signed())
+            .await;
     }
 
     /// Runs statements.

@@ -28,7 +28,11 @@ async fn paused_at(point: Point, refused: impl Fn(&Counted) -> bool) {
     first.wake();
     first.release().await;
     let counted = first.counters_until(|c| refused(c) && c.shards > 0).await;
-    assert_eq!(bed.receipts_of(first.relay).await, receipts, "the woken relay has recorded something: {counted:?}");
+    assert_eq!(
+        bed.receipts_of(first.relay).await,
+        receipts,
+        "the woken relay has recorded something: {counted:?}"
+    );
     assert_eq!((bed.db.count("select count(*) from receipt").await, bed.db.count(STATES).await), (all, left));
     assert_eq!(first.stop().await.undecided, 0);
     assert_eq!(second.stop().await.undecided, 0);

@@ -13,7 +13,8 @@ async fn a_relay_that_is_asked_to_stop_under_load_repeats_nothing_and_leaves_not
         history::owns(&bed.db, relay.relay, 32).await;
     }
     let producers = bed.produce();
-    let receipts = format!("select coalesce(sum(n), 0)::bigint from outbox_sent where relay = {}", first.relay);
+    let receipts =
+        format!("select coalesce(sum(n), 0)::bigint from outbox_sent where relay = {}", first.relay);
     bed.db.until(&receipts, |n| n >= 50).await;
     let (relay, counted) = (first.relay, first.stop().await);
     assert_eq!((counted.undecided, counted.fenced), (0, 0));

@@ -103,7 +103,11 @@ impl Held {
     /// The first outcome came to nothing and was counted; then the relay gets the shards anew, and each message one.
     async fn assert_one_outcome_and_the_late_one_fenced(self, outcome: Outcome) {
         until(|| self.running.handle().snapshot().counters.fenced > 0).await;
-        assert_eq!(self.db.count("select count(*) from outbox_queue").await, MESSAGES, "nothing was recorded");
+        assert_eq!(
+            self.db.count("select count(*) from outbox_queue").await,
+            MESSAGES,
+            "nothing was recorded"
+        );
         assert_eq!(self.outcomes().await, [(1, MESSAGES)]);
 
         self.stranger_leaves().await;
