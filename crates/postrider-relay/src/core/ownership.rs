@@ -10,8 +10,6 @@ use crate::source::{Acquired, Held, Owned, Renewed};
 /// How often a relay that is not working its full share looks for free shards. A takeover must not take longer than this
 /// after the database calls a lease expired.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
-/// Rows per page when the held keys are loaded.
-const HELD_PAGE: u32 = 5_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
@@ -350,7 +348,7 @@ impl Core {
         for h in due {
             let owned: Vec<Owned> = h.owned.into_iter().filter(|o| self.ownership.holds(*o)).collect();
             if !owned.is_empty() {
-                self.call(Request::Held { owned, after: h.after, limit: HELD_PAGE });
+                self.call(Request::Held { owned, after: h.after, limit: self.settings.pages.held });
             }
         }
         if let Some(at) = self.ownership.held_next.iter().map(|h| h.at).min() {

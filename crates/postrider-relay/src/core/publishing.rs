@@ -375,6 +375,7 @@ impl Core {
 
     fn mark_probe(&mut self, flight: &Flight, now: Mono) {
         let Some(f) = self.flights.get(&flight.ticket) else { return };
+        self.counters.probes += 1;
         let dest = f.dest.clone();
         let sink = &mut self.sinks[dest.0.0].breaker;
         if sink.pass(now) == Pass::Probe {

@@ -15,14 +15,6 @@ use super::protocol::{CallId, Mono, Notice, Request};
 use crate::message::{Head, Lane, Position, Shard};
 use crate::source::{DueCursor, Heads, Owned, Range, Snapshot};
 
-/// Rows per page of the late window.
-const WINDOW_PAGE: u32 = 5_000;
-/// Rows per page of a lane, and of a rescan for the sake of many lanes.
-const LANE_PAGE: u32 = 500;
-/// Above this number of lanes whose next messages are not in memory, one pass over the queue is cheaper than a read each.
-const LANES_BY_RESCAN: usize = 4;
-/// Due rows per read.
-const DUE_PAGE: u32 = 500;
 /// Share of the time that sweeps may take: a pause of 20 times their duration.
 const SWEEP_REST: u32 = 20;
 /// Shortest pause between two slices of a sweep.
@@ -339,7 +331,7 @@ impl Core {
     }
 
     fn read_window(&mut self, mut poll: Poll, after: Position) {
-        let range = Range { after, up_to: Some(poll.window_to), limit: WINDOW_PAGE };
+        let range = Range { after, up_to: Some(poll.window_to), limit: self.settings.pages.window };
         poll.owned.retain(|o| self.ownership.holds(*o));
         poll.call = self.call(Request::Heads { owned: poll.owned.clone(), range });
         poll.in_window = true;
@@ -352,10 +344,12 @@ impl Core {
         let works: BTreeSet<Shard> =
             owned.iter().map(|o| o.shard).filter(|s| self.ownership.works(*s)).collect();
         let highest = poll.heads.last().map(|h| h.position);
-        let mut new = 0;
-        for head in poll.window.iter().chain(&poll.heads) {
-            new += usize::from(works.contains(&head.shard) && self.admit(poll.first, head));
-        }
+        let mut admit = |rows: &[Head]| -> usize {
+            rows.iter().map(|h| usize::from(works.contains(&h.shard) && self.admit(poll.first, h))).sum()
+        };
+        let late = admit(&poll.window);
+        let new = late + admit(&poll.heads);
+        self.counters.late += late as u64;
         self.reading.close_read(poll.first);
         self.reading.poll_backoff.worked();
         self.reading.last_poll = Some(now);
@@ -416,7 +410,7 @@ impl Core {
         let after = if sweeping { DueCursor::default() } else { d.cursor };
         let shards: Vec<Shard> = self.reading.cohorts.iter().flat_map(|c| c.shards.iter().copied()).collect();
         let owned = self.ownership.owned(shards);
-        let call = self.call(Request::Due { owned, after, limit: DUE_PAGE });
+        let call = self.call(Request::Due { owned, after, limit: self.settings.pages.due });
         self.reading.open_reads.insert(call);
         let d = &mut self.reading.due;
         d.call = Some(call);
@@ -525,7 +519,7 @@ impl Core {
         if self.to_load.len() >= self.settings.buffer_heads as usize {
             return;
         }
-        if self.reading.hungry.len() > LANES_BY_RESCAN {
+        if self.reading.hungry.len() > self.settings.pages.lanes_by_rescan {
             return self.begin_rescan();
         }
         let lanes: Vec<Lane> = self.reading.hungry.iter().cloned().collect();
@@ -537,7 +531,7 @@ impl Core {
     fn read_lane(&mut self, lane: Lane) {
         let Some(state) = self.lanes.get_mut(&lane) else { return };
         let (false, Some(t)) = (state.paging, state.tail) else { return };
-        let range = Range { after: Position(t.from.0 - 1), up_to: Some(t.to), limit: LANE_PAGE };
+        let range = Range { after: Position(t.from.0 - 1), up_to: Some(t.to), limit: self.settings.pages.lane };
         let Some(owned) = self.ownership.owned([state.shard]).pop() else { return };
         if !self.ownership.works(owned.shard) {
             return;
@@ -561,6 +555,7 @@ impl Core {
         let full = h.rows.len() >= range.limit as usize;
         let end = range.up_to.unwrap_or_default();
         let read_to = if full { h.rows.last().map_or(end, |r| r.position) } else { end };
+        self.counters.lane_pages += 1;
         self.lanes.page(lane, &rows, range.after, read_to);
         self.reading.close_read(call);
         self.review(lane);
@@ -601,6 +596,7 @@ impl Core {
 
     fn rescan_answered(&mut self, call: CallId, owned: &[Owned], range: Range, h: &Heads) {
         let Some(mut scan) = self.reading.rescan.take() else { return };
+        self.counters.rescans += 1;
         self.reading.lane_backoff.worked();
         let works = self.works_of(owned);
         scan.lanes.retain(|l| self.lanes.get(l).is_some_and(|s| works.contains(&s.shard)));
