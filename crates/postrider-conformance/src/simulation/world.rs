@@ -218,6 +218,11 @@ impl World {
     }
 
     fn stuck(&mut self) {
+        for i in 0..self.nodes.len() {
+            if let Some(dump) = self.nodes[i].core.as_ref().map(postrider_relay::core::Core::dump) {
+                say!(self, "relay {}: {dump}", self.nodes[i].relay);
+            }
+        }
         let open: Vec<String> = self
             .store
             .rows

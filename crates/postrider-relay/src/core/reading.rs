@@ -459,11 +459,12 @@ impl Core {
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
     }
 
-    /// Whether all ready rows of its key that come before a due row have been read.
+    /// Whether all ready rows of its key that come before a due row have been read. For a message that holds its key
+    /// there are none: its predecessors were recorded before its failure was.
     fn in_turn(&self, head: &Head) -> bool {
         let holds = self.lanes.entry(head.position).is_some_and(|e| matches!(e.stage, Stage::Held | Stage::Blocked));
         let cohort = self.reading.cohorts.iter().find(|c| c.shards.contains(&head.shard));
-        cohort.is_some_and(|c| head.position <= c.high || (holds && c.caught_up))
+        holds || cohort.is_some_and(|c| head.position <= c.high)
     }
 
     fn keep_early(&mut self, call: CallId, owned: &[Owned], rows: Vec<Head>) {
