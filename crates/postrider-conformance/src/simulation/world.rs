@@ -363,7 +363,10 @@ impl World {
             })
             .filter(|(_, holds)| !self.healed || *holds)
             .collect();
-        if self.healed && !self.closing {
+        if self.closing {
+            return;
+        }
+        if self.healed {
             self.agenda.plan(self.now + 500_000, Ev::Operator);
         }
         if dead.is_empty() {
