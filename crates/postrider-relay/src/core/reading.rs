@@ -108,8 +108,8 @@ struct DuePoll {
     early: Vec<EarlyDue>,
 }
 
-/// Due rows above what has been read. They reach their lanes when a poll that began later than they were read has
-/// found nothing more: it has seen everything that had committed before them.
+/// Due rows above `low`: ready ones of their transaction may not have been read. They reach their lanes when a poll that
+/// began later than they were read has come to their position: it has seen everything that had committed with them.
 #[derive(Debug)]
 struct EarlyDue {
     call: CallId,
@@ -464,7 +464,7 @@ impl Core {
     fn in_turn(&self, head: &Head) -> bool {
         let holds = self.lanes.entry(head.position).is_some_and(|e| matches!(e.stage, Stage::Held | Stage::Blocked));
         let cohort = self.reading.cohorts.iter().find(|c| c.shards.contains(&head.shard));
-        holds || cohort.is_some_and(|c| head.position <= c.high)
+        holds || cohort.is_some_and(|c| head.position <= c.low)
     }
 
     fn keep_early(&mut self, call: CallId, owned: &[Owned], rows: Vec<Head>) {
@@ -483,9 +483,12 @@ impl Core {
         let mut new = 0;
         for mut early in std::mem::take(&mut self.reading.due.early) {
             let works = self.works_of(&early.owned);
-            let late_enough = early.from <= poll.first && !poll.full;
+            let late_enough = early.from <= poll.first;
+            let polled = self.reading.cohorts.iter().find(|c| c.id == poll.cohort);
             let (ready, rest) = early.rows.into_iter().filter(|r| works.contains(&r.shard)).partition(|r| {
-                self.in_turn(r) || late_enough && poll.owned.iter().any(|o| o.shard == r.shard)
+                let covered =
+                    polled.is_some_and(|c| c.shards.contains(&r.shard) && (!poll.full || r.position <= c.high));
+                self.in_turn(r) || late_enough && covered
             });
             let ready: Vec<Head> = ready;
             new += ready.iter().filter(|head| self.admit(early.call, head)).count();
