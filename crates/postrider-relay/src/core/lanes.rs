@@ -299,7 +299,10 @@ impl Lanes {
                 continue;
             }
             let Some(state) = self.lanes.get_mut(&head.lane) else { continue };
-            if state.entry(head.position).is_some() || state.tail.is_none_or(|t| head.position < t.from) {
+            // What is above the tail has not been seen by a poll, and a predecessor may be missing here.
+            if state.entry(head.position).is_some()
+                || state.tail.is_none_or(|t| head.position < t.from || head.position > t.to)
+            {
                 continue;
             }
             if state.before(head.position) >= most {

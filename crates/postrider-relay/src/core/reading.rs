@@ -90,7 +90,7 @@ struct Poll {
     in_window: bool,
     /// When the read that `snapshot` is from was asked for.
     asked: Mono,
-    /// Of the first page of the window: what a later page could see beyond it, the earlier ones did not read.
+    /// Of the window, or of the head where there is no window to read.
     snapshot: Option<Snapshot>,
 }
 
@@ -325,14 +325,9 @@ impl Core {
     fn poll_answered(&mut self, range: Range, h: Heads, now: Mono) {
         let Some(mut poll) = self.reading.poll.take() else { return };
         if poll.in_window {
-            let full = h.rows.len() >= range.limit as usize;
-            let last = h.rows.last().map(|r| r.position);
-            poll.window.extend(h.rows);
-            poll.snapshot.get_or_insert(h.snapshot);
-            match last {
-                Some(after) if full => return self.read_window(poll, after),
-                _ => return self.end_poll(poll, now),
-            }
+            poll.window = h.rows;
+            poll.snapshot = Some(h.snapshot);
+            return self.end_poll(poll, now);
         }
         poll.full = h.rows.len() >= range.limit as usize;
         poll.heads = h.rows;
@@ -350,8 +345,10 @@ impl Core {
         }
     }
 
+    /// In one read, however large: the pages of several would see different snapshots, and a later page a message whose
+    /// predecessor, committed with it, an earlier page had just missed.
     fn read_window(&mut self, mut poll: Poll, after: Position) {
-        let range = Range { after, up_to: Some(poll.window_to), limit: self.settings.pages.window };
+        let range = Range { after, up_to: Some(poll.window_to), limit: u32::MAX };
         poll.owned.retain(|o| self.ownership.holds(*o));
         poll.call = self.call(Request::Heads { owned: poll.owned.clone(), range });
         poll.in_window = true;
