@@ -57,7 +57,7 @@ fn health_and_metrics_are_offered_on_loopback() {
     eventually("it is counted", || {
         let (status, text) = get(&http, "/metrics");
         assert_eq!(status, 200);
-        text.contains("postrider_backlog_messages{") && text.contains("postrider_lag_seconds{")
+        text.contains("postrider_backlog{") && text.contains("postrider_lag_seconds{")
     });
     assert_eq!(get(&http, "/nothing").0, 404);
     assert_eq!(get_as(&http, "/metrics", "evil.example").0, 421, "a name of somebody else is not answered");
