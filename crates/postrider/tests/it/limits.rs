@@ -50,9 +50,7 @@ fn allowed(code: u32) -> bool {
 async fn no_character_of_a_topic_surprises_postgres() {
     let db = Postgres::new().await;
     let check = "topic !~ '[[:space:][:cntrl:]]'::text";
-    let definition = db
-        .texts("select pg_get_constraintdef(oid) from pg_constraint where conname = 'outbox_topic_form'")
-        .await;
+    let definition = db.texts("select pg_get_constraintdef(oid) from pg_constraint where conname = 'outbox_topic_form'").await;
     assert!(definition[0].contains(check), "{definition:?}");
     for collation in ["\"default\"", "\"C\"", "\"C.UTF-8\"", "\"und-x-icu\"", "\"zh-x-icu\""] {
         let refused = db
@@ -63,11 +61,7 @@ async fn no_character_of_a_topic_surprises_postgres() {
             .await;
         assert!(refused.len() > 60, "{collation}: {}", refused.len());
         for code in refused {
-            assert!(
-                !allowed(code.parse().expect("a number")),
-                "U+{:04X} {collation}",
-                code.parse::<u32>().unwrap_or(0)
-            );
+            assert!(!allowed(code.parse().expect("a number")), "U+{:04X} {collation}", code.parse::<u32>().unwrap_or(0));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::process::{Child, Command, Stdio};
 
-use postrider::Dialect;
 use postrider::schema::{self, SchemaError};
+use postrider::Dialect;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::common::{Postgres, Sqlite, Store, run};
@@ -144,10 +144,7 @@ async fn a_missing_or_newer_schema_says_what_to_do() {
     let mut lite = sqlite.pool.acquire().await.expect("open");
     for error in [schema::ensure(&mut pg).await, schema::ensure(&mut *lite).await] {
         let error = error.expect_err("nothing there");
-        assert!(
-            matches!(error, SchemaError::Missing) && error.to_string().contains("`postrider init`"),
-            "{error}"
-        );
+        assert!(matches!(error, SchemaError::Missing) && error.to_string().contains("`postrider init`"), "{error}");
     }
     assert_eq!(schema::version(&mut pg).await.expect("version"), None);
     schema::migrate(&mut pg).await.expect("migrate");
