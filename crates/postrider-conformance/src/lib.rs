@@ -2,3 +2,4 @@
 
 pub mod ledger;
 pub mod testbed;
+pub mod sink;

@@ -242,3 +242,154 @@ fn payload(fields: &mut Map<String, Value>) -> Result<Payload, String> {
         (Some(_), Some(_)) => Err("it has both payload and payload_base64".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    struct Written {
+        _folder: tempfile::TempDir,
+        path: PathBuf,
+    }
+
+    impl Written {
+        fn new(text: impl AsRef<[u8]>) -> Self {
+            let folder = tempfile::tempdir().expect("a folder");
+            let written = Self { path: folder.path().join("out.jsonl"), _folder: folder };
+            written.append(text);
+            written
+        }
+
+        fn append(&self, text: impl AsRef<[u8]>) {
+            let mut file = File::options().create(true).append(true).open(&self.path).expect("open");
+            file.write_all(text.as_ref()).expect("write");
+        }
+
+        /// The message ids of one read, and the offset after it.
+        fn read(&self, offset: u64) -> (Vec<String>, u64) {
+            let batch = read(&self.path, offset).expect("read");
+            (batch.received.into_iter().map(|received| received.message_id).collect(), batch.next_offset)
+        }
+    }
+
+    fn line(id: &str) -> String {
+        format!("{{\"message_id\":\"{id}\",\"topic\":\"t\"}}\n")
+    }
+
+    #[test]
+    fn every_field_is_read() {
+        let file = Written::new(
+            r#"{"message_id":"a","topic":"订单","key":"k","position":7,"try":2,"headers":{"b":"2","a":"1"},"content_type":"c",
+"event_type":"e","aggregate_type":"o","aggregate_id":"i","schema_version":3,"trace":"00","created_at":"2026-01-01T00:00:00Z",
+"payload":"{\"n\": 1.0}","later":[1]}"#
+                .replace('\n', "")
+                + "\n",
+        );
+        let expected = Received {
+            message_id: "a".to_owned(),
+            topic: "订单".to_owned(),
+            key: Some("k".to_owned()),
+            position: Some(7),
+            try_number: Some(2),
+            headers: vec![("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())],
+            content_type: Some("c".to_owned()),
+            event_type: Some("e".to_owned()),
+            aggregate_type: Some("o".to_owned()),
+            aggregate_id: Some("i".to_owned()),
+            schema_version: Some(3),
+            trace: Some("00".to_owned()),
+            created_at: Some("2026-01-01T00:00:00Z".to_owned()),
+            payload: Payload::Text("{\"n\": 1.0}".to_owned()),
+        };
+        assert_eq!(read(&file.path, 0).expect("read").received, [expected]);
+    }
+
+    #[test]
+    fn absent_empty_text_and_bytes_are_told_apart() {
+        let file = Written::new(
+            "{\"message_id\":\"a\",\"topic\":\"t\"}\n{\"message_id\":\"a\",\"topic\":\"t\",\"payload\":\"\"}\n\
+             {\"message_id\":\"a\",\"topic\":\"t\",\"payload_base64\":\"AP8=\"}\n",
+        );
+        let payloads: Vec<Payload> = read(&file.path, 0)
+            .expect("read")
+            .received
+            .into_iter()
+            .map(|received| received.payload)
+            .collect();
+        assert_eq!(payloads, [Payload::Absent, Payload::Text(String::new()), Payload::Bytes(vec![0, 0xFF])]);
+    }
+
+    #[test]
+    fn a_torn_last_line_is_read_when_it_is_complete() {
+        let (one, two) = (line("1"), line("2"));
+        let file = Written::new(one.clone() + &two[..9]);
+        let end = one.len() as u64;
+        assert_eq!(file.read(0), (vec!["1".to_owned()], end));
+        assert_eq!(file.read(end), (vec![], end));
+        file.append(&two[9..]);
+        assert_eq!(file.read(end), (vec!["2".to_owned()], end + two.len() as u64));
+        assert_eq!(file.read(end + two.len() as u64), (vec![], end + two.len() as u64));
+    }
+
+    #[test]
+    fn a_missing_file_is_empty_and_a_shorter_one_is_an_error() {
+        let file = Written::new(line("1"));
+        assert_eq!(read(file.path.with_extension("other"), 0).expect("empty").received, []);
+        let error = read(&file.path, 1_000).expect_err("shorter");
+        assert!(error.to_string().contains("less than the offset 1000"), "{error}");
+        let error = read(file.path.with_extension("other"), 5).expect_err("it was there before");
+        assert!(matches!(error, ConsumerError::Io { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_bad_line_fails_alone_and_can_be_skipped() {
+        let bad = [
+            "geheim\n",
+            "[1]\n",
+            "{\"topic\":\"geheim\"}\n",
+            "{\"message_id\":1,\"topic\":\"t\"}\n",
+            "{\"message_id\":\"a\",\"topic\":\"t\",\"schema_version\":3000000000}\n",
+            "{\"message_id\":\"a\",\"topic\":\"t\",\"headers\":{\"a\":1}}\n",
+            "{\"message_id\":\"a\",\"topic\":\"t\",\"payload_base64\":\"geheim\"}\n",
+            "{\"message_id\":\"a\",\"topic\":\"t\",\"payload\":\"\",\"payload_base64\":\"\"}\n",
+        ];
+        for bad in bad {
+            let file = Written::new(line("1") + "\n" + bad + &line("2"));
+            let (ids, offset) = file.read(0);
+            assert_eq!(
+                (ids.as_slice(), offset),
+                (&["1".to_owned()][..], line("1").len() as u64 + 1),
+                "{bad}"
+            );
+            let error = read(&file.path, offset).expect_err("a bad line");
+            assert!(!format!("{error} {error:?}").contains("geheim"), "{error:?}");
+            let ConsumerError::Line { next_offset, .. } = error else { panic!("{error}") };
+            assert_eq!(file.read(next_offset).0, ["2"]);
+        }
+    }
+
+    #[test]
+    fn a_long_file_is_read_in_bounded_steps_and_a_long_line_at_once() {
+        let long = format!(
+            "{{\"message_id\":\"long\",\"topic\":\"t\",\"payload\":\"{}\"}}\n",
+            "x".repeat(READ_BYTES + 100)
+        );
+        let many = line("1").repeat(READ_BYTES / line("1").len() + 10);
+        let file = Written::new(many.clone() + &long + &line("2"));
+        let (ids, offset) = file.read(0);
+        assert!(ids.len() < many.len() / line("1").len() && offset <= READ_BYTES as u64, "{offset}");
+        let (mut rest, mut offset) = (vec![], offset);
+        loop {
+            let (ids, next) = file.read(offset);
+            if ids.is_empty() {
+                break;
+            }
+            rest.extend(ids);
+            offset = next;
+        }
+        assert_eq!(ids.len() + rest.len(), many.len() / line("1").len() + 2);
+        assert_eq!(rest[rest.len() - 2..], ["long", "2"]);
+    }
+}

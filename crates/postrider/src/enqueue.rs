@@ -142,7 +142,7 @@ pub async fn enqueue_all_within<DB: Database>(
     let distinct = distinct(messages, limits)?;
     let mut written = HashSet::with_capacity(distinct.len());
     for batch in batches(&distinct, DB::DIALECT.batch()) {
-        written.extend(DB::insert(&mut **tx, Insert::many(DB::DIALECT, batch)).await?);
+        written.extend(DB::insert(&mut **tx, Insert::batch(DB::DIALECT, batch)).await?);
     }
     for message in &distinct {
         if !written.contains(&message.message_id) && !repeated(tx, message).await?.already {

@@ -31,8 +31,3 @@ pub(crate) fn classify(error: &sqlx::Error) -> Class {
         _ => Class::Other,
     }
 }
-
-/// Whether the database is locked by another connection, for now.
-pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
-    classify(error) == Class::Retryable
-}

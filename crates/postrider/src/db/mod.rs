@@ -62,7 +62,17 @@ impl<'m> Insert<'m> {
         }
     }
 
-    pub(crate) fn many(dialect: Dialect, messages: &[&'m Message]) -> Self {
+    /// The statement that writes `messages`, after checking each: at least one, at most [`Dialect::batch`] of them, and
+    /// their ids rise in the order given. An id that occurs twice is written once, with the first one's content.
+    ///
+    /// # Errors
+    /// A message is outside the limits.
+    pub fn many(dialect: Dialect, messages: &[&'m Message], limits: &Limits) -> Result<Self, MessageError> {
+        messages.iter().try_for_each(|message| message.check(limits))?;
+        Ok(Self::batch(dialect, messages))
+    }
+
+    pub(crate) fn batch(dialect: Dialect, messages: &[&'m Message]) -> Self {
         match dialect {
             Dialect::Postgres => postgres::insert_many(messages),
             Dialect::Sqlite => sqlite::insert_many(messages),
@@ -72,7 +82,8 @@ impl<'m> Insert<'m> {
 
 impl Dialect {
     /// Most messages that one statement takes.
-    pub(crate) const fn batch(self) -> usize {
+    #[must_use]
+    pub const fn batch(self) -> usize {
         match self {
             Self::Postgres => 10_000,
             Self::Sqlite => sqlite::BATCH,

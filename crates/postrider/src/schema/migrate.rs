@@ -104,13 +104,11 @@ impl From<sqlx::Error> for SchemaError {
 /// # Errors
 /// See [`SchemaError`]. `Newer` when the database is ahead of this program: nothing is changed then.
 pub async fn migrate<C: Connection>(conn: &mut C) -> Result<Migrated, SchemaError> {
-    let from = match found(conn).await? {
-        VERSION => VERSION,
-        newer if newer > VERSION => newer,
-        _ => conn.apply().await?,
-    };
-    if from > VERSION {
-        return Err(SchemaError::Newer { found: from, known: VERSION });
+    let before = found(conn).await?;
+    let from = if before < VERSION { conn.apply().await? } else { before };
+    judge(from.max(VERSION), VERSION)?;
+    if from < VERSION {
+        tracing::info!(from, to = VERSION, "the Postrider schema has been migrated");
     }
     Ok(Migrated { from, to: VERSION })
 }
@@ -129,11 +127,15 @@ pub async fn version<C: Connection>(conn: &mut C) -> Result<Option<u32>, SchemaE
 /// [`SchemaError::Missing`], [`Older`](SchemaError::Older) or [`Newer`](SchemaError::Newer), each saying what to run; or
 /// an error of the database.
 pub async fn ensure<C: Connection>(conn: &mut C) -> Result<(), SchemaError> {
-    match found(conn).await? {
-        VERSION => Ok(()),
+    judge(found(conn).await?, VERSION)
+}
+
+fn judge(found: u32, program: u32) -> Result<(), SchemaError> {
+    match found {
         0 => Err(SchemaError::Missing),
-        found if found < VERSION => Err(SchemaError::Older { found, needed: VERSION }),
-        found => Err(SchemaError::Newer { found, known: VERSION }),
+        found if found < program => Err(SchemaError::Older { found, needed: program }),
+        found if found > program => Err(SchemaError::Newer { found, known: program }),
+        _ => Ok(()),
     }
 }
 
@@ -142,5 +144,27 @@ async fn found<C: Connection>(conn: &mut C) -> Result<u32, SchemaError> {
         Ok(version) => Ok(version),
         Err(error) if classify(&error) == Class::SchemaMissing => Ok(0),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_both_versions_and_what_to_do() {
+        let text = |found| judge(found, 3).map_err(|error| error.to_string()).expect_err("another version");
+        assert!(text(0).contains("run `postrider init`"));
+        let older = text(2);
+        assert!(
+            older.contains("version 2") && older.contains("needs 3") && older.contains("`postrider init`"),
+            "{older}"
+        );
+        let newer = text(4);
+        assert!(
+            newer.contains("version 4") && newer.contains("knows 3") && newer.contains("newer release"),
+            "{newer}"
+        );
+        assert!(judge(3, 3).is_ok());
     }
 }

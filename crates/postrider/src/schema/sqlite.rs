@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::migrate::{Connection, Migrator, SchemaError};
 use super::{VERSION, migrations, record, table};
 use crate::db::Dialect;
-use crate::errors::is_busy;
+use crate::errors::{Class, classify};
 
 /// How long other writers are waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -63,7 +63,7 @@ async fn patiently<T>(
     let mut pause = Duration::from_millis(2);
     loop {
         match step(conn).await {
-            Err(error) if is_busy(&error) && Instant::now() < end => {
+            Err(error) if classify(&error) == Class::Retryable && Instant::now() < end => {
                 sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_millis(100));
             }

@@ -45,8 +45,11 @@ async fn an_empty_slice_does_nothing<S: Store>(db: &S) {
 
 async fn each_repeat_is_decided_for_itself<S: Store>(db: &S) {
     commit_all(db, &[message(1), message(3)]).await;
-    db.exec("insert into outbox (message_id, topic, payload) values ('sql', 't', '1')").await.expect("plain SQL");
-    let slice = [message(0), message(1), message(2), message(3), Message::new("t", "1").id("sql"), message(4)];
+    db.exec("insert into outbox (message_id, topic, payload) values ('sql', 't', '1')")
+        .await
+        .expect("plain SQL");
+    let slice =
+        [message(0), message(1), message(2), message(3), Message::new("t", "1").id("sql"), message(4)];
     assert_eq!(commit_all(db, &slice).await, [false, true, false, true, true, false]);
     assert_eq!(db.number("select count(*) from outbox").await, 6);
 }
@@ -93,7 +96,10 @@ async fn every_payload_and_delay_survives_a_batch<S: Store>(db: &S) {
         Message::new("t", "").id("empty"),
         Message::new("t", Vec::new()).id("no bytes"),
         Message::new("t", all).id("bytes").delay(std::time::Duration::from_secs(3_600)),
-        Message::new("t", "{a,\"b\\c\",NULL}").id("array syntax").due_at_us(4_102_444_800_000_000).max_attempts(3),
+        Message::new("t", "{a,\"b\\c\",NULL}")
+            .id("array syntax")
+            .due_at_us(4_102_444_800_000_000)
+            .max_attempts(3),
         Message::new("t", "NULL").id("null").header("a", "{}").schema_version(-1),
     ];
     commit_all(db, &messages).await;
@@ -106,7 +112,10 @@ async fn every_payload_and_delay_survives_a_batch<S: Store>(db: &S) {
     db.exec("update outbox set content_hash = null").await.expect("forget the hashes");
     assert_eq!(commit_all(db, &messages).await, [true; 6], "compared by the fields");
     assert_eq!(db.number("select count(*) from outbox_waiting").await, 2);
-    assert_eq!(db.texts("select payload from outbox where message_id = 'array syntax'").await, ["{a,\"b\\c\",NULL}"]);
+    assert_eq!(
+        db.texts("select payload from outbox where message_id = 'array syntax'").await,
+        ["{a,\"b\\c\",NULL}"]
+    );
 }
 
 async fn more_messages_and_bytes_than_one_statement_takes<S: Store>(db: &S) {

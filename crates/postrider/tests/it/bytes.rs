@@ -67,7 +67,9 @@ async fn every_payload_comes_out_as_it_went_in<S: Read>(db: &S) {
         };
         assert!((text, bytes) == expected, "number {n}");
     }
-    let sizes = db.number("select sum(coalesce(length(cast(payload as text)), 0)) from outbox where payload = ''").await;
+    let sizes = db
+        .number("select sum(coalesce(length(cast(payload as text)), 0)) from outbox where payload = ''")
+        .await;
     assert_eq!(sizes, 0, "an empty text is not NULL");
     assert_eq!(db.number("select count(*) from outbox where payload = ''").await, 1);
     assert_eq!(db.number("select bytes from outbox_queue order by bytes desc limit 1").await, 1 << 20);

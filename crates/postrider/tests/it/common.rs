@@ -32,7 +32,11 @@ fn with_database(url: &str, name: &str) -> String {
     let (address, query) = url.split_once('?').unwrap_or((url, ""));
     let (scheme, rest) = address.split_once("://").expect("POSTGRES_URL has a scheme");
     let host = rest.split('/').next().unwrap_or(rest);
-    if query.is_empty() { format!("{scheme}://{host}/{name}") } else { format!("{scheme}://{host}/{name}?{query}") }
+    if query.is_empty() {
+        format!("{scheme}://{host}/{name}")
+    } else {
+        format!("{scheme}://{host}/{name}?{query}")
+    }
 }
 
 async fn at_server(sql: String) {
@@ -74,7 +78,8 @@ impl Drop for Postgres {
         let sql = format!("drop database {} with (force)", self.name);
         // A runtime of its own: this one may be unwinding.
         let dropped = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
             runtime.block_on(at_server(sql));
         })
         .join();

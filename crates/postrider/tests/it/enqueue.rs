@@ -133,7 +133,9 @@ async fn every_field_is_stored<S: Store>(db: &S) {
     let columns = "topic || '|' || message_id || '|' || message_key || '|' || tag || '|' || aggregate_type || '|' || \
                    aggregate_id || '|' || event_type || '|' || schema_version || '|' || headers || '|' || \
                    content_type || '|' || payload || '|' || max_attempts || '|' || trace || '|' || trace_state";
-    let stored = db.texts(&format!("select {columns} from outbox where due_at is null and payload_bytes is null")).await;
+    let stored = db
+        .texts(&format!("select {columns} from outbox where due_at is null and payload_bytes is null"))
+        .await;
     let expected = "订单|订单:1|k|vip|order|4711|OrderPaid|3|{\"z\":\"嗨 \\\"x\\\"\",\"a\":\"\"}|application/json|{\"n\":1}|7|\
                     00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01|a=1";
     assert_eq!(stored, [expected]);
@@ -252,7 +254,10 @@ async fn row_level_security_that_hides_the_row_is_named() {
     let role = format!("postrider_rls_{}", uuid::Uuid::now_v7().simple());
     db.exec(&format!("create role {role}; grant insert, select on outbox to {role}")).await.expect("role");
     let mut tx = db.begin().await;
-    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("set local role {role}"))).execute(&mut *tx).await.expect("set role");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("set local role {role}")))
+        .execute(&mut *tx)
+        .await
+        .expect("set role");
     let answer = enqueue(&mut tx, &order(1)).await;
     drop(tx);
     db.exec(&format!("drop owned by {role}; drop role {role}")).await.expect("drop the role");

@@ -24,7 +24,10 @@ async fn all(db: &Postgres, role: &str, allowed: bool, statements: &[&str]) {
     for sql in statements {
         let mut tx = acting_as(db, role).await;
         let answer = sqlx::raw_sql(AssertSqlSafe((*sql).to_owned())).execute(&mut *tx).await;
-        let code = answer.as_ref().err().and_then(|error| error.as_database_error()?.code().map(|code| code.into_owned()));
+        let code = answer
+            .as_ref()
+            .err()
+            .and_then(|error| error.as_database_error()?.code().map(std::borrow::Cow::into_owned));
         assert_eq!(code.as_deref(), if allowed { None } else { Some("42501") }, "{role}: {sql}: {answer:?}");
         tx.rollback().await.expect("rollback");
     }
@@ -33,7 +36,9 @@ async fn all(db: &Postgres, role: &str, allowed: bool, statements: &[&str]) {
 #[tokio::test]
 async fn a_producer_writes_messages_and_reads_none() {
     let db = installed().await;
-    db.exec("insert into outbox (message_id, topic, payload) values ('sql', 't', 'x')").await.expect("plain SQL");
+    db.exec("insert into outbox (message_id, topic, payload) values ('sql', 't', 'x')")
+        .await
+        .expect("plain SQL");
     let mut tx = acting_as(&db, "postrider_producer").await;
     schema::ensure(&mut *tx).await.expect("it may look at the version");
     let message = Message::new("t", "1").id("a").delay(std::time::Duration::from_secs(9));
@@ -47,27 +52,34 @@ async fn a_producer_writes_messages_and_reads_none() {
     assert_eq!(answers.iter().map(|a| a.already).collect::<Vec<_>>(), [false, true]);
     tx.commit().await.expect("commit");
     assert_eq!(db.number("select count(*) from outbox_queue").await, 2);
-    all(&db, "postrider_producer", false, &[
-        "select payload from outbox",
-        "select topic from outbox",
-        "select * from outbox_status",
-        "update outbox set topic = 'x'",
-        "delete from outbox",
-        "insert into outbox_queue values (1, 1, 1, 1)",
-        "delete from outbox_queue",
-        "select * from outbox_waiting",
-        "select * from outbox_sent",
-        "insert into postrider_schema values (9, 'x')",
-        "insert into inbox (consumer, message_id) values ('c', 'm')",
-        "create table t (n int)",
-    ])
+    all(
+        &db,
+        "postrider_producer",
+        false,
+        &[
+            "select payload from outbox",
+            "select topic from outbox",
+            "select * from outbox_status",
+            "update outbox set topic = 'x'",
+            "delete from outbox",
+            "insert into outbox_queue values (1, 1, 1, 1)",
+            "delete from outbox_queue",
+            "select * from outbox_waiting",
+            "select * from outbox_sent",
+            "insert into postrider_schema values (9, 'x')",
+            "insert into inbox (consumer, message_id) values ('c', 'm')",
+            "create table t (n int)",
+        ],
+    )
     .await;
 }
 
 #[tokio::test]
 async fn a_relay_reads_and_settles_and_changes_no_message() {
     let db = installed().await;
-    db.exec("insert into outbox (message_id, topic, payload) values ('a', 't', 'x')").await.expect("plain SQL");
+    db.exec("insert into outbox (message_id, topic, payload) values ('a', 't', 'x')")
+        .await
+        .expect("plain SQL");
     all(&db, "postrider_relay", true, &[
         "select * from postrider_schema",
         "select * from outbox",
@@ -89,24 +101,31 @@ async fn a_relay_reads_and_settles_and_changes_no_message() {
         "insert into outbox_audit (actor, action, message) values ('me', 'cancel', 1)",
     ])
     .await;
-    all(&db, "postrider_relay", false, &[
-        "insert into outbox (message_id, topic) values ('b', 't')",
-        "update outbox set payload = 'y'",
-        "delete from outbox",
-        "delete from outbox_sent",
-        "update outbox_sent set sink = 'x'",
-        "delete from outbox_audit",
-        "delete from outbox_shard",
-        "insert into postrider_schema values (9, 'x')",
-        "select outbox_same_content('a', 't', null, null, null, null)",
-    ])
+    all(
+        &db,
+        "postrider_relay",
+        false,
+        &[
+            "insert into outbox (message_id, topic) values ('b', 't')",
+            "update outbox set payload = 'y'",
+            "delete from outbox",
+            "delete from outbox_sent",
+            "update outbox_sent set sink = 'x'",
+            "delete from outbox_audit",
+            "delete from outbox_shard",
+            "insert into postrider_schema values (9, 'x')",
+            "select outbox_same_content('a', 't', null, null, null, null)",
+        ],
+    )
     .await;
 }
 
 #[tokio::test]
 async fn clean_up_deletes_and_reads_no_payload() {
     let db = installed().await;
-    db.exec("insert into outbox (message_id, topic, payload) values ('a', 't', 'x')").await.expect("plain SQL");
+    db.exec("insert into outbox (message_id, topic, payload) values ('a', 't', 'x')")
+        .await
+        .expect("plain SQL");
     all(&db, "postrider_cleanup", true, &[
         "delete from outbox o where id = 1 and created_at < now() and not exists (select from outbox_queue q where q.id = o.id)",
         "with r as (delete from outbox_sent where sent_at < now() returning ids) delete from outbox where id in (select unnest(ids) from r)",
@@ -115,15 +134,20 @@ async fn clean_up_deletes_and_reads_no_payload() {
         "select id from outbox_waiting",
     ])
     .await;
-    all(&db, "postrider_cleanup", false, &[
-        "select payload from outbox",
-        "insert into outbox (message_id, topic) values ('b', 't')",
-        "update outbox set topic = 'x'",
-        "delete from outbox_queue",
-        "delete from outbox_dead",
-        "delete from outbox_audit",
-        "update outbox_shard set owner = 1",
-    ])
+    all(
+        &db,
+        "postrider_cleanup",
+        false,
+        &[
+            "select payload from outbox",
+            "insert into outbox (message_id, topic) values ('b', 't')",
+            "update outbox set topic = 'x'",
+            "delete from outbox_queue",
+            "delete from outbox_dead",
+            "delete from outbox_audit",
+            "update outbox_shard set owner = 1",
+        ],
+    )
     .await;
 }
 
@@ -138,12 +162,17 @@ async fn a_consumer_uses_the_inbox_alone() {
     inbox.bury(&mut tx, &dead).await.expect("bury");
     inbox.bury(&mut tx, &dead).await.expect("bury again");
     tx.commit().await.expect("commit");
-    all(&db, "postrider_consumer", false, &[
-        "delete from inbox",
-        "update inbox set position = 1",
-        "select id from outbox",
-        "insert into outbox (message_id, topic) values ('b', 't')",
-    ])
+    all(
+        &db,
+        "postrider_consumer",
+        false,
+        &[
+            "delete from inbox",
+            "update inbox set position = 1",
+            "select id from outbox",
+            "insert into outbox (message_id, topic) values ('b', 't')",
+        ],
+    )
     .await;
 }
 

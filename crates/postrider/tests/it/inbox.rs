@@ -34,7 +34,10 @@ async fn the_first_is_told_from_repeats_per_consumer<S: Store>(db: &S) {
     assert_eq!(begin(db, "billing", "a", Some(1)).await, Begin::Repeat);
     assert_eq!(begin(db, "shipping", "a", Some(1)).await, Begin::First);
     assert_eq!(begin(db, "billing", "A", Some(1)).await, Begin::First, "ids are compared byte by byte");
-    assert_eq!(db.number("select count(*) from inbox where position = 7 and handled_at is not null").await, 3);
+    assert_eq!(
+        db.number("select count(*) from inbox where position = 7 and handled_at is not null").await,
+        3
+    );
 }
 
 async fn a_rolled_back_effect_runs_again<S: Store>(db: &S) {
@@ -73,15 +76,24 @@ async fn names_outside_the_limits_are_refused_and_the_transaction_goes_on<S: Sto
 async fn a_buried_message_is_kept_with_its_body<S: Store>(db: &S) {
     let headers = [("a".to_owned(), "1".to_owned())];
     let long = format!("nul \0 {}", "é".repeat(2_000));
-    let mut dead =
-        Dead { message_id: "m", topic: "t", body: Some(b"\x00\xff"), headers: &headers, attempts: 3, error: &long };
+    let mut dead = Dead {
+        message_id: "m",
+        topic: "t",
+        body: Some(b"\x00\xff"),
+        headers: &headers,
+        attempts: 3,
+        error: &long,
+    };
     for attempts in [3, 4] {
         dead.attempts = attempts;
         let mut tx = db.begin().await;
         inbox("c").bury(&mut tx, &dead).await.expect("bury");
         tx.commit().await.expect("commit");
     }
-    assert_eq!(db.texts("select attempts || '|' || headers || '|' || topic from inbox_dead").await, ["4|{\"a\":\"1\"}|t"]);
+    assert_eq!(
+        db.texts("select attempts || '|' || headers || '|' || topic from inbox_dead").await,
+        ["4|{\"a\":\"1\"}|t"]
+    );
     assert_eq!(db.number("select length(last_error) from inbox_dead").await, 1_000);
     assert_eq!(db.number("select length(body) from inbox_dead").await, 2);
 }
@@ -193,7 +205,8 @@ async fn handle(db: &Postgres, id: &str, copy: usize) -> bool {
 #[tokio::test]
 async fn a_received_line_has_the_hash_that_enqueue_stored() {
     let db = Sqlite::new().await;
-    let message = postrider::Message::new("t", serde_json::json!({"n": 1})).aggregate("order", "7").header("A", "1");
+    let message =
+        postrider::Message::new("t", serde_json::json!({"n": 1})).aggregate("order", "7").header("A", "1");
     let mut tx = db.begin().await;
     enqueue(&mut tx, &message).await.expect("enqueue");
     tx.commit().await.expect("commit");

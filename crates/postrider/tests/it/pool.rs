@@ -25,7 +25,11 @@ async fn with_the_rollback_on_release_a_cancelled_begin_swallows_no_write() {
     for n in 0..60_u32 {
         let cancelled = tokio::time::timeout(Duration::from_micros(u64::from(n) * 20), pool.begin()).await;
         drop(cancelled);
-        sqlx::query("insert into t values ($1)").bind(i64::from(n)).execute(&pool).await.expect("an innocent write");
+        sqlx::query("insert into t values ($1)")
+            .bind(i64::from(n))
+            .execute(&pool)
+            .await
+            .expect("an innocent write");
     }
     assert_eq!(db.number("select count(*) from t").await, 60);
     pool.close().await;

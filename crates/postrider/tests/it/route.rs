@@ -26,11 +26,14 @@ const WAITING: &str = "select message_id from outbox join outbox_waiting using (
 
 async fn a_message_is_ready_and_a_delayed_one_waits<S: Store>(db: &S) {
     let hour = Duration::from_secs(3_600);
-    put(db, &[
-        Message::new("t", ()).id("now").delay(Duration::ZERO),
-        Message::new("t", "12345").id("later").delay(hour),
-        Message::new("t", ()).id("far").due_at_us(4_102_444_800_000_000),
-    ])
+    put(
+        db,
+        &[
+            Message::new("t", ()).id("now").delay(Duration::ZERO),
+            Message::new("t", "12345").id("later").delay(hour),
+            Message::new("t", ()).id("far").due_at_us(4_102_444_800_000_000),
+        ],
+    )
     .await;
     assert_eq!(db.texts(QUEUE).await, ["now"]);
     assert_eq!(db.texts(WAITING).await, ["later", "far"]);
@@ -46,7 +49,9 @@ async fn a_due_time_in_the_past_is_at_once<S: Store>(db: &S) {
 
 async fn chinese_topics_ids_and_keys_are_kept<S: Store>(db: &S) {
     put(db, &[Message::new("订单.已支付", "付款成功").id("订单:4711").key("客户:张三").tag("重要")]).await;
-    let stored = db.texts("select topic || '|' || message_id || '|' || message_key || '|' || tag || '|' || payload from outbox");
+    let stored = db.texts(
+        "select topic || '|' || message_id || '|' || message_key || '|' || tag || '|' || payload from outbox",
+    );
     assert_eq!(stored.await, ["订单.已支付|订单:4711|客户:张三|重要|付款成功"]);
 }
 
@@ -64,7 +69,11 @@ async fn delays_count_from_the_database_clock_in_microseconds() {
     assert_eq!(a.await, 1);
     let b = db.texts("select to_char(due_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') from outbox where message_id = 'b'");
     assert_eq!(b.await, ["2100-01-01 00:00:00.123456"]);
-    assert_eq!(db.number("select count(*) from outbox o join outbox_waiting w using (id) where o.due_at = w.due_at").await, 2);
+    assert_eq!(
+        db.number("select count(*) from outbox o join outbox_waiting w using (id) where o.due_at = w.due_at")
+            .await,
+        2
+    );
 }
 
 #[tokio::test]
@@ -79,12 +88,15 @@ async fn delays_on_sqlite_count_from_its_clock() {
 #[tokio::test]
 async fn messages_of_one_key_share_a_lane_whether_key_or_aggregate_names_it() {
     let db = Postgres::new().await;
-    put(&db, &[
-        Message::new("t", ()).key("order:7"),
-        Message::new("t", ()).aggregate("order", "7"),
-        Message::new("t", ()),
-        Message::new("t", ()),
-    ])
+    put(
+        &db,
+        &[
+            Message::new("t", ()).key("order:7"),
+            Message::new("t", ()).aggregate("order", "7"),
+            Message::new("t", ()),
+            Message::new("t", ()),
+        ],
+    )
     .await;
     assert_eq!(db.number("select count(distinct key_hash) from outbox_queue").await, 3);
     assert_eq!(db.number("select count(*) from outbox_queue where shard = key_hash & 63").await, 4);
@@ -111,8 +123,19 @@ async fn an_installation_can_stand_in_any_schema() {
         assert_eq!(path, format!("\"{name}\", public").replace("\"one\"", "one"));
     }
     // A caller without search_path: the trigger finds its own schema all the same.
-    db.exec("set search_path = ''; insert into one.outbox (message_id, topic) values ('bare', 't')").await.expect("insert");
-    assert_eq!(db.texts("select message_id from one.outbox join one.outbox_queue using (id) order by id").await, ["one", "bare"]);
+    db.exec("set search_path = ''; insert into one.outbox (message_id, topic) values ('bare', 't')")
+        .await
+        .expect("insert");
+    assert_eq!(
+        db.texts("select message_id from one.outbox join one.outbox_queue using (id) order by id").await,
+        ["one", "bare"]
+    );
     assert_eq!(db.number("select count(*) from \"Two two\".outbox_queue").await, 1);
-    assert_eq!(db.number("select count(*) from pg_class where relname = 'outbox' and relnamespace = 'public'::regnamespace").await, 0);
+    assert_eq!(
+        db.number(
+            "select count(*) from pg_class where relname = 'outbox' and relnamespace = 'public'::regnamespace"
+        )
+        .await,
+        0
+    );
 }
