@@ -102,3 +102,19 @@ fn logs_are_json_on_request_and_hold_no_payload() {
         assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "no JSON: {line}");
     }
 }
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let place = Place::new();
+    let relay = place.relay(&[]);
+    let database = place.path("postrider.db");
+    eventually("the relay owns the shard", || {
+        place.run(&["status", "--json"]).json()["shards_without_owner"] == 0
+    });
+    // A writer that stays: the relay cannot give its shard back, and waits.
+    let _writer = common::hold_write_lock(&database);
+    relay.signal("TERM");
+    let said = relay.second_signal_when_stopping("TERM");
+    assert_eq!(said.code, 143, "{said:?}");
+    assert!(said.stderr.contains("exiting at once"), "{said:?}");
+}

@@ -24,7 +24,7 @@ use crate::{database, outbox, output, setup};
 const SINK: &str = "default";
 
 pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
-    let config = setup::configuration(global, args.listen.clone())?;
+    let config = setup::relay_configuration(global, args.listen.clone())?;
     let mut signals = Signals::listen()?;
     // Before anything is recorded: what comes earlier would be lost.
     let metrics = config.listen.map(|_| Metrics::install()).transpose()?;
@@ -51,7 +51,7 @@ pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
     match report.undecided {
         0 => tracing::info!("stopped, nothing left in flight"),
         undecided => {
-            tracing::warn!(undecided, "stopped at the drain limit; these are sent again, with the same id")
+            tracing::warn!(undecided, "stopped at the drain limit; these are sent again, with the same id");
         }
     }
     Ok(())
