@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postrider_conformance::database::postgres::{Postgres, until_somebody_waits};
+use postrider_conformance::database::postgres::{Postgres, until_it_waits};
 use postrider_conformance::database::{
     DatabaseUnderTest, NewMessage, Relay, all, everything, identity, positions, retry_after, sent,
 };
@@ -62,7 +62,7 @@ async fn settle_during_a_takeover(commit: bool) {
     let Source { settler, .. } = relay.source.clone();
     let (tokens, settled) = (owned.clone(), all(&rows, &sent()));
     let settling = tokio::spawn(async move { settler.settle(&tokens, &settled).await.expect("settle") });
-    until_somebody_waits(&db).await;
+    until_it_waits(&db, &settling).await;
     if commit {
         open.commit().await.expect("commit");
         assert_eq!(settling.await.expect("no panic"), SettleReport::default());
@@ -112,7 +112,7 @@ async fn a_late_renewal_waits_for_an_open_takeover_and_then_sees_it() {
     let Source { ownership, .. } = relay.source.clone();
     let renewing =
         tokio::spawn(async move { ownership.renew(&owned, &RelayState::default()).await.expect("renew") });
-    until_somebody_waits(&db).await;
+    until_it_waits(&db, &renewing).await;
     open.commit().await.expect("commit");
     assert_eq!(renewing.await.expect("no panic").mine, []);
     db.finish().await;

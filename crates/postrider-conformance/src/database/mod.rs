@@ -85,6 +85,9 @@ pub trait DatabaseUnderTest: Send + Sync + Sized + 'static {
     /// Time from the database's now until a waiting message is due, in microseconds.
     async fn due_in_us(&self, position: Position) -> i64;
 
+    /// The next id will be above `last`.
+    async fn skip_ids(&self, last: i64);
+
     /// Removes it. A failed test leaves it behind to be looked at.
     async fn finish(self);
 

@@ -155,6 +155,10 @@ impl DatabaseUnderTest for Postgres {
         .await
     }
 
+    async fn skip_ids(&self, last: i64) {
+        self.execute(&format!("select setval(pg_get_serial_sequence('outbox', 'id'), {last})")).await;
+    }
+
     async fn finish(self) {
         self.connection.into_inner().close().await.expect("close");
         let mut admin = PgConnection::connect(&self.server).await.expect("PostgreSQL answers");
@@ -163,10 +167,14 @@ impl DatabaseUnderTest for Postgres {
     }
 }
 
-/// Waits until some session waits for a lock in this database: the sign that a statement has reached it.
-pub async fn until_somebody_waits(database: &Postgres) {
+/// Waits until some session waits for a lock in this database: the sign that the statement of `task` has reached it.
+///
+/// # Panics
+/// When `task` ends without having waited.
+pub async fn until_it_waits<T>(database: &Postgres, task: &tokio::task::JoinHandle<T>) {
     let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     while database.number(waiting).await == 0 {
+        assert!(!task.is_finished(), "it did not wait for the open transaction");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

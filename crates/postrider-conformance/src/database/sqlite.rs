@@ -105,6 +105,10 @@ impl DatabaseUnderTest for Sqlite {
         self.number(&format!("select due_at - {NOW} from outbox_waiting where id = {position}")).await
     }
 
+    async fn skip_ids(&self, last: i64) {
+        self.execute(&format!("update sqlite_sequence set seq = {last} where name = 'outbox'")).await;
+    }
+
     async fn finish(self) {
         self.connection.into_inner().close().await.expect("close");
         self.directory.close().expect("remove the file");
