@@ -118,6 +118,29 @@ async fn a_late_renewal_waits_for_an_open_takeover_and_then_sees_it() {
     db.finish().await;
 }
 
+/// A transaction that runs while others end above it: PostgreSQL's own snapshot xmax would not bound it.
+#[tokio::test]
+async fn xmax_lies_above_every_running_transaction() {
+    let db = Postgres::fresh().await;
+    let relay = db.relay(1).await;
+    let owned = relay.acquire().await;
+    let mut connection = db.connect().await;
+    let mut running = connection.begin().await.expect("begin");
+    let xid: i64 = sqlx::query_scalar("select pg_current_xact_id()::text::bigint")
+        .fetch_one(&mut *running)
+        .await
+        .expect("a transaction id");
+    let snapshot = relay.source.reader.heads(&owned, everything()).await.expect("read").snapshot;
+    assert!(
+        snapshot.xmin <= xid.cast_unsigned() && xid.cast_unsigned() < snapshot.xmax,
+        "{xid} {snapshot:?}"
+    );
+    running.commit().await.expect("commit");
+    let snapshot = relay.source.reader.heads(&owned, everything()).await.expect("read").snapshot;
+    assert!(snapshot.xmin > xid.cast_unsigned(), "{xid} {snapshot:?}");
+    db.finish().await;
+}
+
 #[tokio::test]
 async fn three_relays_share_the_shards_evenly() {
     let db = Postgres::fresh().await;
@@ -129,9 +152,9 @@ async fn three_relays_share_the_shards_evenly() {
     assert_eq!(renewed.live_relays, 3);
     let given_back = first.split_off(22);
     relays[0].source.ownership.release(&given_back).await.expect("release");
-    assert_eq!(relays[1].acquire().await.len(), 21);
-    assert_eq!(relays[2].acquire().await.len(), 21);
-    let nothing = relays[1].source.ownership.acquire(21).await.expect("acquire");
+    let second = relays[1].acquire().await;
+    assert_eq!((second.len(), relays[2].acquire().await.len()), (21, 21));
+    let nothing = relays[1].source.ownership.acquire(&second).await.expect("acquire");
     assert_eq!((nothing.owned.len(), nothing.live_relays, nothing.shards), (0, 3, 64));
     db.finish().await;
 }
