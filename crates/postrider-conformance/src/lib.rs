@@ -1,3 +1,6 @@
 //! The suites, the faulty wrappers and the simulation of Postrider.
 
 pub mod database;
+pub mod ledger;
+pub mod sink;
+pub mod testbed;

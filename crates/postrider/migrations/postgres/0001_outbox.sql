@@ -163,6 +163,20 @@ begin
 end $$;
 create trigger outbox_route after insert on outbox for each row execute function outbox_route();
 
+-- Tells a producer whether a message that plain SQL wrote (content_hash is null) has the content it is about to write,
+-- without a right to read it. Null when there is no such message. Header names are compared without regard to case.
+create function outbox_same_content(message_id text, topic text, key text, headers text, content_type text, payload bytea)
+returns boolean language sql stable security definer set search_path from current as $$
+  select o.topic = $2
+     and coalesce(o.message_key, o.aggregate_type || ':' || o.aggregate_id) is not distinct from $3
+     and (select jsonb_object_agg(lower(h.key), h.value) from jsonb_each(o.headers::jsonb) h)
+         is not distinct from (select jsonb_object_agg(lower(h.key), h.value) from jsonb_each($4::jsonb) h)
+     and o.content_type is not distinct from $5
+     and coalesce(convert_to(o.payload, 'UTF8'), o.payload_bytes) is not distinct from $6
+  from outbox o where o.message_id = $1
+$$;
+revoke execute on function outbox_same_content(text, text, text, text, text, bytea) from public;
+
 -- One row per message. Filter it by id or message_id; to list by state, start from the small table.
 create view outbox_status as
 select o.id, o.message_id, o.topic, o.message_key, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,

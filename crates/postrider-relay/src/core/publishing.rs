@@ -1,0 +1,452 @@
+//! What is loaded, and what is handed to which sink.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::breaker::{Breaker, Pass};
+use super::lanes::Stage;
+use super::machine::Core;
+use super::protocol::{Action, Flight, Mono, Notice, Request, SinkId, SinkSpec};
+use crate::message::{Message, Position, Shard};
+use crate::source::{Messages, Owned, Settled, Verdict};
+
+/// A destination within a sink: what a breaker is kept for.
+pub(super) type DestKey = (SinkId, Arc<str>);
+
+/// Most messages of one publish call.
+const PUBLISH_BATCH: usize = 500;
+/// Reads of whole messages under way at a time.
+const LOADS_AT_ONCE: usize = 2;
+
+pub(super) struct SinkState {
+    pub(super) name: Arc<str>,
+    pub(super) breaker: Breaker,
+    /// Published and not settled.
+    pub(super) in_flight: usize,
+    /// Loaded and not published.
+    buffered: usize,
+    /// First of their lane and loaded, lowest first.
+    sendable: BTreeSet<Position>,
+    /// Waiting for the sink or one of its destinations to come back, lowest first.
+    parked: BTreeMap<Position, Arc<str>>,
+}
+
+impl SinkState {
+    pub(super) fn new(spec: SinkSpec) -> Self {
+        Self {
+            name: spec.name,
+            breaker: Breaker::default(),
+            in_flight: 0,
+            buffered: 0,
+            sendable: BTreeSet::new(),
+            parked: BTreeMap::new(),
+        }
+    }
+}
+
+/// A destination that is down, or was a moment ago.
+#[derive(Debug, Default)]
+pub(super) struct Destination {
+    pub(super) breaker: Breaker,
+    parked: BTreeSet<Position>,
+}
+
+/// A message whose payload is here.
+pub(super) struct Loaded {
+    pub(super) message: Arc<Message>,
+    pub(super) dest: DestKey,
+}
+
+/// A publish under way.
+#[derive(Clone, Debug)]
+pub(super) struct InFlight {
+    pub(super) position: Position,
+    pub(super) owned: Owned,
+    pub(super) dest: DestKey,
+    pub(super) bytes: u32,
+    pub(super) keyed: bool,
+    pub(super) max_attempts: Option<u32>,
+}
+
+impl Core {
+    /// Whether we own something and the right to send lasts long enough for one publish.
+    pub(super) fn may_send(&self, now: Mono) -> bool {
+        now.plus(self.settings.publish_timeout) <= self.ownership.deadline()
+    }
+
+    /// Whether reading is of use: the lease has not run out altogether.
+    pub(super) fn may_send_soon(&self, now: Mono) -> bool {
+        now < self.ownership.deadline()
+    }
+
+    /// Whether at least one sink takes messages, or may be probed with one that is not in memory yet.
+    pub(super) fn some_sink_open(&self) -> bool {
+        self.sinks.iter().any(|s| !s.breaker.is_open() || s.parked.is_empty())
+    }
+
+    // ---- loading -----------------------------------------------------------------------------------------------
+
+    /// How many more messages may be loaded.
+    fn load_room(&self, now: Mono) -> usize {
+        let most = self.settings.in_flight as usize;
+        let room: usize = self
+            .sinks
+            .iter()
+            .map(|s| match s.breaker.pass(now) {
+                Pass::All => most.saturating_sub(s.buffered),
+                Pass::Probe => usize::from(s.sendable.is_empty()),
+                Pass::Nothing => 0,
+            })
+            .sum();
+        room.saturating_sub(self.loading).min(self.settings.load_batch as usize)
+    }
+
+    pub(super) fn pump_loading(&mut self, now: Mono) {
+        self.unpark_open(now);
+        while self.calls.values().filter(|r| matches!(r, Request::Messages { .. })).count() < LOADS_AT_ONCE {
+            let positions = self.take_to_load(self.load_room(now));
+            if positions.is_empty() {
+                return;
+            }
+            let shards: BTreeSet<Shard> = positions
+                .iter()
+                .filter_map(|p| Some(self.lanes.get(self.lanes.lane_of(*p)?)?.shard))
+                .collect();
+            let owned = self.ownership.owned(shards);
+            self.loading += positions.len();
+            self.call(Request::Messages { owned, positions });
+        }
+    }
+
+    fn take_to_load(&mut self, room: usize) -> Vec<Position> {
+        let mut taken = Vec::new();
+        while taken.len() < room {
+            let Some((&position, lane)) = self.to_load.first_key_value() else { break };
+            let works = self.lanes.get(lane).is_some_and(|l| self.ownership.works(l.shard));
+            let Some(entry) = self.lanes.entry_mut(position).filter(|e| works && e.stage == Stage::Ready)
+            else {
+                self.to_load.pop_first();
+                continue;
+            };
+            // One message may always be in memory, however large it is.
+            if self.buffered_bytes > 0
+                && self.buffered_bytes + u64::from(entry.bytes) > self.settings.buffer_bytes
+            {
+                break;
+            }
+            entry.stage = Stage::Loading;
+            self.buffered_bytes += u64::from(entry.bytes);
+            self.to_load.pop_first();
+            taken.push(position);
+        }
+        taken
+    }
+
+    pub(super) fn messages_read(&mut self, owned: &[Owned], positions: &[Position], m: Messages) {
+        self.loading -= positions.len();
+        self.lose_missing(owned, &m.mine);
+        let mut found: BTreeMap<Position, Message> = m.found.into_iter().map(|m| (m.position, m)).collect();
+        for &position in positions {
+            let Some(entry) = self.lanes.entry_mut(position).filter(|e| e.stage == Stage::Loading) else {
+                continue; // its shard has passed on, or is being given back
+            };
+            match found.remove(&position) {
+                Some(message) => {
+                    entry.stage = Stage::Loaded;
+                    self.take_in(position, message);
+                }
+                None => {
+                    self.notice(Notice::Missing { position });
+                    self.forget_message(position);
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, position: Position, message: Message) {
+        let dest = self.route.route(&message.topic);
+        let full = self.sinks[dest.0.0].buffered >= self.settings.in_flight as usize;
+        let shut = self.sinks[dest.0.0].breaker.is_open()
+            || self.destinations.get(&dest).is_some_and(|d| d.breaker.is_open());
+        self.sink(dest.0).buffered += 1;
+        self.loaded.insert(position, Loaded { message: Arc::new(message), dest: dest.clone() });
+        if full && !shut {
+            self.park(position, &dest);
+        }
+        if let Some(lane) = self.lanes.lane_of(position).cloned() {
+            self.review(&lane);
+        }
+    }
+
+    pub(super) fn messages_failed(&mut self, positions: &[Position], now: Mono) {
+        self.loading -= positions.len();
+        let again = now.plus(std::time::Duration::from_millis(200));
+        for &position in positions {
+            if let Some(entry) = self.lanes.entry_mut(position).filter(|e| e.stage == Stage::Loading) {
+                entry.stage = Stage::Pausing;
+                self.buffered_bytes -= u64::from(entry.bytes);
+                self.pausing.insert((again, position));
+            }
+        }
+    }
+
+    /// Lets go of a payload in memory. The entry's stage is the caller's matter. Nothing if there is none.
+    pub(super) fn unload(&mut self, position: Position) {
+        if let Some(l) = self.loaded.remove(&position) {
+            let sink = self.sink(l.dest.0);
+            sink.buffered -= 1;
+            sink.sendable.remove(&position);
+            if let Some(entry) = self.lanes.entry_mut(position) {
+                if entry.stage == Stage::Loaded {
+                    entry.stage = Stage::Ready;
+                }
+                self.buffered_bytes -= u64::from(entry.bytes);
+            }
+        } else if let Some(entry) = self.lanes.entry_mut(position).filter(|e| e.stage == Stage::Loading) {
+            // The read under way will find it in another stage and leave it alone.
+            entry.stage = Stage::Ready;
+            self.buffered_bytes -= u64::from(entry.bytes);
+        }
+    }
+
+    pub(super) fn set_sendable(&mut self, position: Position, yes: bool) {
+        let Some(l) = self.loaded.get(&position) else { return };
+        let sink = l.dest.0;
+        if yes {
+            self.sink(sink).sendable.insert(position);
+        } else {
+            self.sink(sink).sendable.remove(&position);
+        }
+    }
+
+    /// Removes a message from memory; its lane goes on.
+    pub(super) fn forget_message(&mut self, position: Position) {
+        self.unload(position);
+        self.to_load.remove(&position);
+        if let Some((lane, _)) = self.lanes.remove(position) {
+            self.review(&lane);
+        }
+    }
+
+    // ---- destinations that are down ----------------------------------------------------------------------------
+
+    /// Sets a message aside until its destination is back.
+    pub(super) fn park(&mut self, position: Position, dest: &DestKey) {
+        self.unload(position);
+        self.to_load.remove(&position);
+        if let Some(entry) = self.lanes.entry_mut(position) {
+            entry.stage = Stage::Parked(dest.clone());
+        }
+        self.sink(dest.0).parked.insert(position, dest.1.clone());
+        self.destinations.entry(dest.clone()).or_default().parked.insert(position);
+        if let Some(lane) = self.lanes.lane_of(position).cloned() {
+            self.review(&lane);
+        }
+    }
+
+    /// Takes a message out of the parked ones, where it stands among them.
+    pub(super) fn unpark(&mut self, position: Position) -> bool {
+        let Some(entry) = self.lanes.entry_mut(position) else { return false };
+        let Stage::Parked(dest) = entry.stage.clone() else { return false };
+        entry.stage = Stage::Ready;
+        self.sink(dest.0).parked.remove(&position);
+        if let Some(d) = self.destinations.get_mut(&dest) {
+            d.parked.remove(&position);
+            if d.parked.is_empty() && !d.breaker.is_open() {
+                self.destinations.remove(&dest);
+            }
+        }
+        if let Some(lane) = self.lanes.lane_of(position).cloned() {
+            self.review(&lane);
+        }
+        true
+    }
+
+    /// Parked messages whose way is open again become ready, as many as there is room for, lowest first.
+    fn unpark_open(&mut self, now: Mono) {
+        for id in 0..self.sinks.len() {
+            let s = &self.sinks[id];
+            if s.parked.is_empty() || s.breaker.pass(now) != Pass::All {
+                continue;
+            }
+            let room = (self.settings.in_flight as usize)
+                .saturating_sub(s.buffered + self.loading + self.to_load.len());
+            let open: Vec<Position> = self
+                .destinations
+                .iter()
+                .filter(|((sink, _), d)| *sink == SinkId(id) && !d.breaker.is_open())
+                .flat_map(|(_, d)| d.parked.iter().copied())
+                .take(room)
+                .collect();
+            for p in open {
+                self.unpark(p);
+            }
+        }
+    }
+
+    /// Brings back one parked message for each breaker whose probe is due.
+    pub(super) fn pump_probes(&mut self, now: Mono) {
+        let mut wanted: Vec<Position> = Vec::new();
+        let mut wakes: Vec<Mono> = Vec::new();
+        for s in &self.sinks {
+            wakes.extend(s.breaker.probe_at());
+            if s.breaker.pass(now) == Pass::Probe && s.sendable.is_empty() && self.loading == 0 {
+                wanted.extend(s.parked.keys().next());
+            }
+        }
+        for ((sink, _), d) in &self.destinations {
+            wakes.extend(d.breaker.probe_at());
+            if d.breaker.pass(now) == Pass::Probe && !self.sinks[sink.0].breaker.is_open() {
+                wanted.extend(d.parked.first());
+            }
+        }
+        for at in wakes.into_iter().filter(|at| *at > now) {
+            self.wake_at(at);
+        }
+        for p in wanted {
+            self.unpark(p);
+        }
+    }
+
+    /// A breaker has opened: what is loaded for its scope is set aside.
+    pub(super) fn park_scope(&mut self, sink: SinkId, dest: Option<&Arc<str>>) {
+        let all: Vec<(Position, DestKey)> = self
+            .loaded
+            .iter()
+            .filter(|(_, l)| l.dest.0 == sink && dest.is_none_or(|d| *d == l.dest.1))
+            .map(|(p, l)| (*p, l.dest.clone()))
+            .collect();
+        for (p, dest) in all {
+            self.park(p, &dest);
+        }
+    }
+
+    // ---- handing over ------------------------------------------------------------------------------------------
+
+    pub(super) fn pump_publish(&mut self, now: Mono) {
+        if !self.may_send(now) {
+            return;
+        }
+        for id in 0..self.sinks.len() {
+            while let Some(batch) = self.batch(SinkId(id), now) {
+                self.counters.published += batch.len() as u64;
+                self.counters.most_in_flight = self.counters.most_in_flight.max(self.in_flight() as u64);
+                let deadline = now.plus(self.settings.publish_timeout);
+                let not_after = Mono(self.ownership.deadline().0.saturating_sub(deadline.0 - now.0));
+                self.actions.push(Action::Publish { sink: SinkId(id), batch, not_after, deadline });
+            }
+        }
+    }
+
+    fn batch(&mut self, id: SinkId, now: Mono) -> Option<Vec<Flight>> {
+        let mut batch = Vec::new();
+        while batch.len() < PUBLISH_BATCH && self.sinks[id.0].in_flight < self.settings.in_flight as usize {
+            let Some(position) = self.sinks[id.0].sendable.pop_first() else { break };
+            match self.permit(position, now) {
+                Permit::Go => batch.push(self.take_off(position)),
+                Permit::Probe => {
+                    let flight = self.take_off(position);
+                    self.mark_probe(&flight, now);
+                    batch.push(flight);
+                    break;
+                }
+                Permit::Park(dest) => self.park(position, &dest),
+                Permit::No => {}
+            }
+        }
+        (!batch.is_empty()).then_some(batch)
+    }
+
+    fn permit(&self, position: Position, now: Mono) -> Permit {
+        let (Some(l), Some(lane)) = (self.loaded.get(&position), self.lanes.lane_of(position)) else {
+            return Permit::No;
+        };
+        if !self.lanes.get(lane).is_some_and(|s| self.ownership.works(s.shard)) {
+            return Permit::No;
+        }
+        let sink = self.sinks[l.dest.0.0].breaker.pass(now);
+        let dest = self.destinations.get(&l.dest).map_or(Pass::All, |d| d.breaker.pass(now));
+        match (sink, dest) {
+            (Pass::All, Pass::All) => Permit::Go,
+            (Pass::Nothing, _) | (_, Pass::Nothing) => Permit::Park(l.dest.clone()),
+            _ => Permit::Probe,
+        }
+    }
+
+    fn mark_probe(&mut self, flight: &Flight, now: Mono) {
+        let Some(f) = self.flights.get(&flight.ticket) else { return };
+        let dest = f.dest.clone();
+        let sink = &mut self.sinks[dest.0.0].breaker;
+        if sink.pass(now) == Pass::Probe {
+            sink.probing(flight.ticket);
+        }
+        if let Some(d) = self.destinations.get_mut(&dest)
+            && d.breaker.pass(now) == Pass::Probe
+        {
+            d.breaker.probing(flight.ticket);
+        }
+    }
+
+    /// The message leaves memory and is in flight.
+    fn take_off(&mut self, position: Position) -> Flight {
+        let ticket = self.ticket();
+        let loaded = self.loaded.remove(&position).expect("permitted");
+        let lane = self.lanes.lane_of(position).expect("permitted");
+        let shard = self.lanes.get(lane).expect("permitted").shard;
+        let token = self.ownership.token(shard).expect("permitted");
+        let entry = self.lanes.entry_mut(position).expect("permitted");
+        entry.stage = Stage::Flying;
+        entry.tries = entry.tries.saturating_add(1);
+        let (try_number, bytes, origin) = (entry.tries, entry.bytes, entry.origin);
+        let sink = self.sink(loaded.dest.0);
+        sink.buffered -= 1;
+        sink.in_flight += 1;
+        let flight = InFlight {
+            position,
+            owned: Owned { shard, token },
+            dest: loaded.dest,
+            bytes,
+            keyed: loaded.message.key.is_some(),
+            max_attempts: loaded.message.max_attempts,
+        };
+        self.ownership.busy(shard, 1);
+        if !self.settings.protections.settle_after_ack {
+            let verdict = Verdict::Sent { sink: self.sinks[flight.dest.0.0].name.clone(), evidence: None };
+            self.settling.push(Settled { position, shard, origin, verdict }, flight.dest.0, Mono(0));
+        }
+        self.flights.insert(ticket, flight);
+        Flight { ticket, message: loaded.message, try_number }
+    }
+}
+
+enum Permit {
+    Go,
+    /// As the one probe of a breaker.
+    Probe,
+    Park(DestKey),
+    /// Its shard is not worked (any more).
+    No,
+}
+
+impl Core {
+    /// For tests: panics if the books of the core do not agree with each other.
+    #[doc(hidden)]
+    pub fn check_books(&self) {
+        let buffered: usize = self.sinks.iter().map(|s| s.buffered).sum();
+        assert_eq!(buffered, self.loaded.len(), "buffered messages");
+        for s in &self.sinks {
+            for p in &s.sendable {
+                assert!(self.loaded.contains_key(p), "sendable without payload");
+            }
+            for p in s.parked.keys() {
+                let stage = self.lanes.entry(*p).map(|e| &e.stage);
+                assert!(matches!(stage, Some(Stage::Parked(_))), "{p} is parked and {stage:?}");
+            }
+        }
+        let sent = self.settling.sent_unsettled();
+        assert_eq!(self.in_flight(), self.flights.len() + sent, "in flight");
+        if self.flights.is_empty() && self.loaded.is_empty() && self.loading == 0 {
+            assert_eq!(self.buffered_bytes, 0, "bytes without messages");
+        }
+    }
+}
