@@ -102,6 +102,26 @@ async fn reads_do_not_wait_for_an_open_takeover() {
 }
 
 #[tokio::test]
+async fn a_renewal_that_is_still_open_is_not_run_over() {
+    let db = Postgres::fresh().await;
+    let (old, new) = (db.relay(1).await, db.relay(2).await);
+    let owned = old.acquire().await;
+    db.expire(1).await;
+    let mut renewing = db.connect().await;
+    let mut open = renewing.begin().await.expect("begin");
+    sqlx::raw_sql("update outbox_relay set expires_at = clock_timestamp() + interval '15 s' where relay = 1")
+        .execute(&mut *open)
+        .await
+        .expect("renew");
+    assert_eq!(new.acquire().await, [], "the row is being renewed right now");
+    open.commit().await.expect("commit");
+    assert_eq!(new.acquire().await, []);
+    let renewed = old.source.ownership.renew(&owned, &RelayState::default()).await.expect("renew");
+    assert_eq!(renewed.mine.len(), owned.len());
+    db.finish().await;
+}
+
+#[tokio::test]
 async fn a_late_renewal_waits_for_an_open_takeover_and_then_sees_it() {
     let db = Postgres::fresh().await;
     let relay = db.relay(1).await;

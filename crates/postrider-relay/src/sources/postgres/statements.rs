@@ -6,8 +6,8 @@
 /// $1 statement timeout, $2 lock timeout, in milliseconds.
 ///
 /// The planner sees few rows in a queue whose heap keeps the size of its backlog, and then prefers to read all of it:
-/// 1,274 pages instead of 2. Joins are between arrays of a settle alone, where a nested loop guessed from "ten rows"
-/// compares each with each. One plan for all values, because nothing about it depends on them.
+/// 1,274 pages instead of 2. Joins are between arrays of a settle alone, where a nested loop, should an estimate of ten rows ever suggest one,
+/// would compare each with each. One plan for all values, because nothing about it depends on them.
 pub const RELAY_SESSION: &str = "
 select set_config('default_transaction_isolation', 'read committed', false),
        set_config('timezone', 'UTC', false),
