@@ -5,7 +5,8 @@ use std::str::FromStr;
 use anyhow::Result;
 use postrider::Dialect;
 use postrider::schema::SchemaError;
-use postrider_relay::config::{Config, shown};
+use postrider_relay::config::Config;
+use postrider_relay::{sinks, sources};
 use secrecy::ExposeSecret;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -28,9 +29,22 @@ impl Connection {
     }
 }
 
+/// The address of the database as it may be shown. One that cannot be understood may hold a secret anywhere.
+pub(crate) fn shown(config: &Config) -> String {
+    let url = config.source.database.expose_secret();
+    if sources::kind(url).is_ok() { sources::redact(url) } else { "…".to_owned() }
+}
+
+/// The address of the sink as it may be shown.
+pub(crate) fn shown_sink(config: &Config) -> String {
+    let url = config.sink.url.expose_secret();
+    let known = sinks::Address::parse(url).is_ok_and(|address| sinks::kind(&address).is_ok());
+    if known { sinks::redact(url) } else { "…".to_owned() }
+}
+
 /// Where the configured database is, for messages: the address without secrets, and who said so.
 pub(crate) fn place(config: &Config) -> String {
-    format!("database {} ({})", shown(config.source.database.expose_secret()), config.source.from)
+    format!("database {} ({})", shown(config), config.source.from)
 }
 
 /// The kind of database that the configuration names. Connects to nothing.

@@ -16,7 +16,7 @@ use crate::{database, setup};
 
 /// The configuration and the outbox it names.
 pub(crate) async fn open(global: &Global) -> Result<(Config, Arc<dyn Admin>)> {
-    let config = setup::configuration(global, None)?;
+    let config = setup::configuration(global)?;
     database::dialect(&config)?;
     let admin =
         sources::admin(config.source.database.expose_secret()).await.map_err(|e| source(&config, &e))?;

@@ -1,5 +1,6 @@
 //! The suites, the faulty wrappers and the simulation of Postrider.
 
+pub mod database;
 pub mod ledger;
-pub mod testbed;
 pub mod sink;
+pub mod testbed;

@@ -26,7 +26,7 @@ use crate::fault::Fault;
 
 /// The demo has failed when nothing at all happens for this long. A loaded machine stalls for seconds, not for this.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// With a protection switched off messages get lost, and waiting for them is in vain: the lease of 1 s and the longest
+/// Without these protections messages get lost, and waiting for them is in vain: the lease of 1 s and the longest
 /// backoff of 0.5 s pass several times in this.
 const PATIENCE_WITHOUT: Duration = Duration::from_secs(5);
 
@@ -153,7 +153,8 @@ async fn play(args: &Demo, seed: u64, places: &Places, story: &mut Story) -> Res
     let consuming = tokio::spawn(consumer.follow(places.sink(), events.clone(), finish.clone()));
     let banking = tokio::spawn(bank.work(events.clone()));
 
-    let patience = if args.without.is_some() { PATIENCE_WITHOUT } else { PATIENCE };
+    let loses = matches!(args.without, Some(Without::Ack | Without::Transaction));
+    let patience = if loses { PATIENCE_WITHOUT } else { PATIENCE };
     let mut counted = Counted::default();
     let mut progress = Progress::default();
     while !(progress.complete() && counted.killed) {

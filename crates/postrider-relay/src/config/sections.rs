@@ -10,7 +10,7 @@ use super::document::Origins;
 use super::values::{Bytes, Time};
 use super::{
     Config, ConfigError, DEFAULT_CONNECTIONS, DEFAULT_DATABASE, DEFAULT_DRAIN, DEFAULT_SINK, LogConfig,
-    LogFormat, LogLevel, SinkConfig, SourceConfig, shown,
+    LogFormat, LogLevel, SinkConfig, SourceConfig,
 };
 use crate::core::settings::{OnDead, Settings};
 
@@ -173,7 +173,7 @@ fn address(
         origins
             .error(
                 &place,
-                format!("`{place}` is set, but {} takes no password", shown(address.expose_secret())),
+                format!("`{place}` is set, but the address in `{}` takes no password", path(field)),
             )
             .cure(format!("remove `{place}`, or give `{}` as scheme://user@host/…", path(field)))
     };

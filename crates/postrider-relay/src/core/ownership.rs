@@ -337,7 +337,7 @@ impl Core {
         }
         o.look_at = now.plus(every);
         o.looking_since = Some(now);
-        let have = u32::try_from(o.shards.len()).unwrap_or(u32::MAX);
+        let have = o.shards.iter().map(|(shard, s)| Owned { shard: *shard, token: s.token }).collect();
         let at = o.look_at;
         self.wake_at(at);
         self.call(Request::Acquire { have });
