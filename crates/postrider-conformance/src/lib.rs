@@ -2,5 +2,6 @@
 
 pub mod database;
 pub mod ledger;
+pub mod simulation;
 pub mod sink;
 pub mod testbed;

@@ -41,7 +41,7 @@ alter table outbox_shard set (autovacuum_enabled = off);";
 #[derive(Clone, Copy, Debug)]
 enum Statistics {
     None,
-    /// Of empty tables.
+    /// Of tables that were empty then.
     Stale,
     Fresh,
 }
@@ -52,16 +52,10 @@ async fn filled(statistics: Statistics) -> Postgres {
     match statistics {
         Statistics::None => db.execute(FILL).await,
         Statistics::Stale => {
-            // Statistics of tables that have been full and were emptied: pages, and no rows in them.
+            // Tables that were full, were emptied and kept their pages: no rows in many pages, says the catalog, and
+            // whatever comes into them later is believed to be none.
             db.execute(FILL).await;
-            db.execute("delete from outbox_queue; delete from outbox_waiting; delete from outbox_dead;")
-                .await;
-            db.execute("delete from outbox_sent; delete from outbox;").await;
-            db.execute("analyze").await;
-            db.execute(
-                "truncate outbox, outbox_queue, outbox_waiting, outbox_dead, outbox_sent restart identity",
-            )
-            .await;
+            emptied(&db).await;
             db.execute(FILL).await;
         }
         Statistics::Fresh => {
@@ -70,6 +64,14 @@ async fn filled(statistics: Statistics) -> Postgres {
         }
     }
     db
+}
+
+/// Deletes everything and lets the catalog know.
+async fn emptied(db: &Postgres) {
+    db.execute("delete from outbox_queue; delete from outbox_waiting; delete from outbox_dead;").await;
+    db.execute("delete from outbox_sent; delete from outbox;").await;
+    db.execute("vacuum (analyze, truncate off)").await;
+    db.execute("alter table outbox alter id restart").await;
 }
 
 /// A session prepared like the relay's, and with `mode` for its plans.

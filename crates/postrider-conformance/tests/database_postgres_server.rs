@@ -102,6 +102,26 @@ async fn reads_do_not_wait_for_an_open_takeover() {
 }
 
 #[tokio::test]
+async fn a_renewal_that_is_still_open_is_not_run_over() {
+    let db = Postgres::fresh().await;
+    let (old, new) = (db.relay(1).await, db.relay(2).await);
+    let owned = old.acquire().await;
+    db.expire(1).await;
+    let mut renewing = db.connect().await;
+    let mut open = renewing.begin().await.expect("begin");
+    sqlx::raw_sql("update outbox_relay set expires_at = clock_timestamp() + interval '15 s' where relay = 1")
+        .execute(&mut *open)
+        .await
+        .expect("renew");
+    assert_eq!(new.acquire().await, [], "the row is being renewed right now");
+    open.commit().await.expect("commit");
+    assert_eq!(new.acquire().await, []);
+    let renewed = old.source.ownership.renew(&owned, &RelayState::default()).await.expect("renew");
+    assert_eq!(renewed.mine.len(), owned.len());
+    db.finish().await;
+}
+
+#[tokio::test]
 async fn a_late_renewal_waits_for_an_open_takeover_and_then_sees_it() {
     let db = Postgres::fresh().await;
     let relay = db.relay(1).await;
@@ -118,6 +138,33 @@ async fn a_late_renewal_waits_for_an_open_takeover_and_then_sees_it() {
     db.finish().await;
 }
 
+/// A transaction that runs while others end above it: PostgreSQL's own snapshot xmax would not bound it.
+#[tokio::test]
+async fn xmax_lies_above_every_running_transaction() {
+    let db = Postgres::fresh().await;
+    let relay = db.relay(1).await;
+    let owned = relay.acquire().await;
+    let mut connection = db.connect().await;
+    let mut running = connection.begin().await.expect("begin");
+    let xid: i64 = sqlx::query_scalar("select pg_current_xact_id()::text::bigint")
+        .fetch_one(&mut *running)
+        .await
+        .expect("a transaction id");
+    let snapshot = relay.source.reader.heads(&owned, everything()).await.expect("read").snapshot;
+    assert!(
+        snapshot.xmin <= xid.cast_unsigned() && xid.cast_unsigned() < snapshot.xmax,
+        "{xid} {snapshot:?}"
+    );
+    running.commit().await.expect("commit");
+    // Transactions of other databases of the server count too, so it may take them a moment to end.
+    while relay.source.reader.heads(&owned, everything()).await.expect("read").snapshot.xmin
+        <= xid.cast_unsigned()
+    {
+        tokio::task::yield_now().await;
+    }
+    db.finish().await;
+}
+
 #[tokio::test]
 async fn three_relays_share_the_shards_evenly() {
     let db = Postgres::fresh().await;
@@ -129,9 +176,9 @@ async fn three_relays_share_the_shards_evenly() {
     assert_eq!(renewed.live_relays, 3);
     let given_back = first.split_off(22);
     relays[0].source.ownership.release(&given_back).await.expect("release");
-    assert_eq!(relays[1].acquire().await.len(), 21);
-    assert_eq!(relays[2].acquire().await.len(), 21);
-    let nothing = relays[1].source.ownership.acquire(21).await.expect("acquire");
+    let second = relays[1].acquire().await;
+    assert_eq!((second.len(), relays[2].acquire().await.len()), (21, 21));
+    let nothing = relays[1].source.ownership.acquire(&second).await.expect("acquire");
     assert_eq!((nothing.owned.len(), nothing.live_relays, nothing.shards), (0, 3, 64));
     db.finish().await;
 }
@@ -179,7 +226,7 @@ async fn a_missing_grant_is_named() {
     let db = Postgres::fresh().await;
     let role = format!("{}_relay", db.name);
     db.execute(&format!(
-        "create role {role} login;
+        "create role {role} login password '{role}';
          grant select on outbox, outbox_cancelled, postrider_schema to {role};
          grant select, delete on outbox_queue to {role};
          grant select, insert, update, delete on outbox_waiting, outbox_dead, outbox_relay to {role};

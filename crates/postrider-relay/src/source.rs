@@ -21,8 +21,8 @@ pub struct Owned {
 /// The transactions a read could and could not see.
 ///
 /// Everything that a transaction older than `xmin` wrote is visible; no transaction from `xmax` on had begun to write.
-/// (PostgreSQL's `pg_snapshot_xmax` is less than that: one above the highest transaction that has *ended*, so that running
-/// ones may lie above it. `pg_current_xact_id()` of the reading statement is an honest bound.) A database in which ids commit in order answers [`Snapshot::ORDERED`].
+/// (PostgreSQL's own `pg_snapshot_xmax` is less than that: one above the highest transaction that has *ended*, so that
+/// running ones may lie above it.) A database in which ids commit in order answers [`Snapshot::ORDERED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Oldest transaction that was still running.

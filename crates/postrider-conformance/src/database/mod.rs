@@ -149,7 +149,7 @@ pub struct Relay {
 impl Relay {
     /// Takes what it may.
     pub async fn acquire(&self) -> Vec<Owned> {
-        self.source.ownership.acquire(0).await.expect("acquire").owned
+        self.source.ownership.acquire(&[]).await.expect("acquire").owned
     }
 
     /// The whole ready queue, up to 10,000 rows.
@@ -254,7 +254,7 @@ macro_rules! database_suite {
                 a_row_between_two_settled_ids_survives, receipts_name_ids_sinks_and_evidence,
                 attempts_tries_backoff_and_error_are_kept_per_message, a_waiting_message_is_settled_where_it_stands,
                 of_a_message_given_twice_the_first_verdict_counts, odd_texts_are_stored;
-            owning: two_relays_never_own_the_same_shard, an_expired_relay_is_taken_over_and_counted_unclean,
+            owning: two_relays_never_own_the_same_shard, an_acquisition_whose_answer_was_lost_strands_nothing, an_expired_relay_is_taken_over_and_counted_unclean,
                 a_clean_release_resets_the_count, a_relay_that_renews_late_keeps_what_nobody_took,
                 a_relay_that_renews_late_learns_what_was_taken, renew_and_release_are_fenced_by_the_token,
                 renewing_reports_the_state_and_the_live_relays, a_relay_that_leaves_frees_everything,

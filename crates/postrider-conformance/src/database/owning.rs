@@ -20,8 +20,7 @@ pub async fn two_relays_never_own_the_same_shard<D: DatabaseUnderTest>(db: &D) {
         asking.spawn(async move {
             let mut owned = Vec::new();
             for _ in 0..5 {
-                let have = u32::try_from(owned.len()).expect("few shards");
-                owned.extend(relay.source.ownership.acquire(have).await.expect("acquire").owned);
+                owned.extend(relay.source.ownership.acquire(&owned).await.expect("acquire").owned);
             }
             owned
         });
@@ -36,18 +35,36 @@ pub async fn two_relays_never_own_the_same_shard<D: DatabaseUnderTest>(db: &D) {
     assert_eq!(owned.len(), db.shards() as usize, "a free shard was left to nobody");
 }
 
+/// Nobody else could ever take them while this relay lives; the tokens it never learnt are worth nothing any more.
+pub async fn an_acquisition_whose_answer_was_lost_strands_nothing<D: DatabaseUnderTest>(db: &D) {
+    let relay = db.relay(1).await;
+    let lost = relay.acquire().await;
+    let again = relay.source.ownership.acquire(&[]).await.expect("acquire");
+    assert_eq!(shards(&again.owned), shards(&lost));
+    assert!(again.unclean.is_empty(), "nobody has died");
+    assert!(again.owned.iter().all(|now| lost.iter().all(|old| old.token != now.token)));
+    let kept = relay.source.ownership.acquire(&again.owned).await.expect("acquire");
+    assert!(kept.owned.is_empty(), "what is known is not taken again");
+    let state = RelayState::default();
+    assert_eq!(relay.source.ownership.renew(&lost, &state).await.expect("renew").mine, []);
+    assert_eq!(
+        relay.source.ownership.renew(&again.owned, &state).await.expect("renew").mine.len(),
+        again.owned.len()
+    );
+}
+
 /// By the database's clock; the token of the old owner is gone.
 pub async fn an_expired_relay_is_taken_over_and_counted_unclean<D: DatabaseUnderTest>(db: &D) {
     let (old, new) = (db.relay(1).await, db.relay(2).await);
     let first = old.acquire().await;
     assert_eq!(first.len(), db.shards() as usize);
     assert_eq!(
-        new.source.ownership.acquire(0).await.expect("acquire").owned,
+        new.source.ownership.acquire(&[]).await.expect("acquire").owned,
         [],
         "a live relay keeps its shards"
     );
     db.expire(1).await;
-    let taken = new.source.ownership.acquire(0).await.expect("acquire");
+    let taken = new.source.ownership.acquire(&[]).await.expect("acquire");
     assert_eq!((taken.live_relays, taken.shards), (1, db.shards()));
     assert_eq!(shards(&taken.owned), shards(&first));
     assert_eq!(taken.unclean.len(), first.len());
@@ -57,7 +74,7 @@ pub async fn an_expired_relay_is_taken_over_and_counted_unclean<D: DatabaseUnder
 
     // A row that is missing altogether counts like an expired one.
     db.execute("delete from outbox_relay").await;
-    let third = db.relay(3).await.source.ownership.acquire(0).await.expect("acquire");
+    let third = db.relay(3).await.source.ownership.acquire(&[]).await.expect("acquire");
     assert_eq!(third.unclean.len(), first.len());
     assert_eq!(db.number("select min(unclean_ends) from outbox_shard").await, 2);
 }
@@ -73,7 +90,7 @@ pub async fn a_clean_release_resets_the_count<D: DatabaseUnderTest>(db: &D) {
     let clean =
         "select count(*) from outbox_shard where owner is null and token is null and unclean_ends = 0";
     assert_eq!(db.number(clean).await, i64::from(db.shards()));
-    let next = db.relay(3).await.source.ownership.acquire(0).await.expect("acquire");
+    let next = db.relay(3).await.source.ownership.acquire(&[]).await.expect("acquire");
     assert_eq!(next.unclean, []);
 }
 
@@ -135,7 +152,7 @@ pub async fn renewing_reports_the_state_and_the_live_relays<D: DatabaseUnderTest
     assert!(row.is_live() && row.shards == db.shards());
     assert!(row.expires_in_us <= 15_000_000 && row.heartbeat_at_us >= row.started_at_us, "{row:?}");
     // Acquiring afterwards does not wipe it out.
-    one.source.ownership.acquire(db.shards()).await.expect("acquire");
+    one.source.ownership.acquire(&owned).await.expect("acquire");
     let relays = db.admin().await.relays().await.expect("list");
     assert_eq!(relays.iter().find(|row| row.relay == 1).expect("enrolled").state, state.json);
 }
@@ -147,7 +164,7 @@ pub async fn a_relay_that_leaves_frees_everything<D: DatabaseUnderTest>(db: &D) 
     one.source.ownership.leave().await.expect("leave");
     one.source.ownership.leave().await.expect("leave twice");
     assert_eq!(db.number("select count(*) from outbox_relay where relay = 1").await, 0);
-    let acquired = two.source.ownership.acquire(0).await.expect("acquire");
+    let acquired = two.source.ownership.acquire(&[]).await.expect("acquire");
     assert_eq!((acquired.owned.len(), acquired.unclean.len()), (db.shards() as usize, 0));
 }
 

@@ -44,12 +44,12 @@ impl Postgres {
             .expect("PostgreSQL answers")
     }
 
-    /// The address with another user.
+    /// The address with another user, whose password is its name.
     #[must_use]
     pub fn url_of(&self, user: &str) -> String {
         let mut url = url::Url::parse(&self.url()).expect("a good address");
         url.set_username(user).expect("a server has users");
-        url.set_password(None).expect("a server has passwords");
+        url.set_password(Some(user)).expect("a server has passwords");
         url.into()
     }
 
