@@ -32,7 +32,8 @@ EXIT CODES
   1  an error; it says what, where and how to mend it
   2  wrong usage of the command line
   3  there is no such message
-  4  `demo` only: the verdict is not \"ok\"";
+  4  `demo` only: the verdict is not \"ok\"
+  130, 143  a second SIGINT or SIGTERM ended `run` at once";
 
 /// The program.
 #[derive(Debug, Parser)]

@@ -5,7 +5,8 @@ use std::str::FromStr;
 use anyhow::Result;
 use postrider::Dialect;
 use postrider::schema::SchemaError;
-use postrider_relay::config::{Config, shown};
+use postrider_relay::config::Config;
+use postrider_relay::{sinks, sources};
 use secrecy::ExposeSecret;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -28,9 +29,22 @@ impl Connection {
     }
 }
 
+/// The address of the database as it may be shown. One that cannot be understood may hold a secret anywhere.
+pub(crate) fn shown(config: &Config) -> String {
+    let url = config.source.database.expose_secret();
+    if sources::kind(url).is_ok() { sources::redact(url) } else { "…".to_owned() }
+}
+
+/// The address of the sink as it may be shown.
+pub(crate) fn shown_sink(config: &Config) -> String {
+    let url = config.sink.url.expose_secret();
+    let known = sinks::Address::parse(url).is_ok_and(|address| sinks::kind(&address).is_ok());
+    if known { sinks::redact(url) } else { "…".to_owned() }
+}
+
 /// Where the configured database is, for messages: the address without secrets, and who said so.
 pub(crate) fn place(config: &Config) -> String {
-    format!("database {} ({})", shown(config.source.database.expose_secret()), config.source.from)
+    format!("database {} ({})", shown(config), config.source.from)
 }
 
 /// The kind of database that the configuration names. Connects to nothing.
@@ -105,30 +119,21 @@ pub(crate) fn schema(config: &Config, error: &SchemaError) -> Fault {
     let (what, cure) = match error {
         SchemaError::Missing => (
             "the tables are missing (or not in the search_path)".to_owned(),
-            "create them: postrider init with the same --database".to_owned(),
+            "create them: postrider init with the same --database",
         ),
         SchemaError::Older { found, needed } => (
             format!("the tables have version {found}, this program needs version {needed}"),
-            "bring them up to date: postrider init with the same --database".to_owned(),
+            "bring them up to date: postrider init with the same --database",
         ),
         SchemaError::Newer { found, known } => (
             format!("the tables have version {found}, this program knows version {known}"),
-            "use the release of postrider that made them, or a newer one".to_owned(),
+            "use the release of postrider that made them, or a newer one",
         ),
         SchemaError::Denied(e) => (
             format!("the database does not allow this to the user: {e}"),
-            "create the tables as their owner; for the other rights: postrider init --grants".to_owned(),
+            "create the tables as their owner; for the other rights: postrider init --grants",
         ),
-        other => split(&other.to_string()),
+        other => return Fault::from_text(&other.to_string()).at(place(config)),
     };
-    let fault = Fault::new(what).at(place(config));
-    if cure.is_empty() { fault } else { fault.cure(cure) }
-}
-
-/// Texts of the libraries name the cure after a colon or semicolon; this keeps them whole.
-fn split(text: &str) -> (String, String) {
-    match text.split_once("; ") {
-        Some((what, cure)) => (what.to_owned(), cure.to_owned()),
-        None => (text.to_owned(), String::new()),
-    }
+    Fault::new(what).at(place(config)).cure(cure)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use postrider_relay::config::{self, Config, Flags, LogConfig, LogFormat};
+use postrider_relay::config::{self, Config, Flags, LogConfig, LogFormat, LogLevel};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Global, Level, LogForm};
@@ -12,8 +12,18 @@ use crate::fault::Fault;
 /// The file that is read when none is named and it exists.
 const USUAL_FILE: &str = "postrider.toml";
 
-/// Reads the configuration of a command.
-pub(crate) fn configuration(global: &Global, listen: Option<String>) -> Result<Config, Fault> {
+/// Reads the configuration of a command that answers and ends. Its log holds what is wrong only, unless a flag asks for more.
+pub(crate) fn configuration(global: &Global) -> Result<Config, Fault> {
+    let quiet = global.log_level.is_none().then_some(LogLevel::Warn);
+    read(global, None, quiet)
+}
+
+/// Reads the configuration of the relay.
+pub(crate) fn relay_configuration(global: &Global, listen: Option<String>) -> Result<Config, Fault> {
+    read(global, listen, None)
+}
+
+fn read(global: &Global, listen: Option<String>, level: Option<LogLevel>) -> Result<Config, Fault> {
     let environment: BTreeMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
@@ -31,7 +41,7 @@ pub(crate) fn configuration(global: &Global, listen: Option<String>) -> Result<C
     let usual = Path::new(USUAL_FILE);
     let file: Option<PathBuf> = global.config.clone().or_else(|| usual.exists().then(|| usual.to_owned()));
     let config = config::load(file.as_deref(), &environment, &flags)?;
-    logs(config.log);
+    logs(LogConfig { level: level.unwrap_or(config.log.level), ..config.log });
     for (name, meant) in config::misspelt_variables(&environment) {
         tracing::warn!(variable = name, meant, "this environment variable is no setting; it was ignored");
     }
@@ -68,5 +78,5 @@ fn logs(config: LogConfig) {
 
 /// Log lines of the demo's relay, for whoever keeps the folder.
 pub(crate) fn demo_logs() {
-    logs(LogConfig { format: LogFormat::Text, level: config::LogLevel::Info });
+    logs(LogConfig { format: LogFormat::Text, level: LogLevel::Info });
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, eventually};
 use serde_json::Value;
 
 /// Runs the demo; exit code and report.
@@ -99,4 +99,38 @@ fn without_the_inbox_messages_are_applied_twice() {
 fn without_the_common_transaction_messages_are_lost_and_invented() {
     let report = without("transaction");
     assert!(number(&report, "lost") > 0 && number(&report, "invented") > 0, "{report}");
+}
+
+/// The processes that a process has started.
+fn children(of: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    let all = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
+    let of_tasks = all.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let mut found: Vec<u32> = of_tasks
+        .chain([text])
+        .flat_map(|t| t.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    found.dedup();
+    found
+}
+
+/// Whether a process still runs; a dead one that nobody has waited for does not.
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())
+}
+
+#[test]
+fn the_relay_ends_when_the_demo_is_killed() {
+    let place = Place::new();
+    let mut command = place.command(&["demo", "--keep", "books", "--messages", "100000"]);
+    let mut demo = command.stdout(std::process::Stdio::null()).spawn().expect("the program starts");
+    let mut relays = Vec::new();
+    eventually("the relay's process has opened the sink", || {
+        relays = children(demo.id());
+        !relays.is_empty() && place.path("books/messages.jsonl").exists()
+    });
+    demo.kill().expect("killed");
+    demo.wait().expect("ended");
+    eventually("the relay has ended, too", || relays.iter().all(|pid| !runs(*pid)));
 }

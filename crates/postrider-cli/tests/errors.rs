@@ -49,12 +49,16 @@ fn a_wrong_address_of_the_sink() {
 fn a_wrong_password() {
     let database = PgDatabase::create("password");
     let user = format!("{}_user", database.name);
-    // The test server trusts its own machine, so that a password is never asked for; a user that does not exist is
-    // refused in the same way (28000).
+    database.sql(&format!("create role {user} login password 'another'"));
     let place = Place::new().database(&database.url_as(Some(&format!("{user}:{CANARY}"))));
-    for command in [&["run"][..], &["status"], &["init"], &["send", "--topic", "t", "x"]] {
-        let error = place.run(command).error();
-        assert!(error.contains("password"), "{command:?}: {error}");
+    let said: Vec<String> = [&["run"][..], &["status"], &["init"], &["send", "--topic", "t", "x"]]
+        .iter()
+        .map(|command| place.run(command).error())
+        .collect();
+    database.sql(&format!("drop role {user}"));
+    for error in said {
+        assert!(error.contains("password"), "{error}");
+        assert!(error.contains(&user), "names the user, without its password: {error}");
     }
 }
 
@@ -188,6 +192,9 @@ fn a_full_disk_of_the_file_sink() {
     });
     assert!(status.contains("free space"), "names the cure: {status}");
     assert!(status.contains("Dead         0"), "an outage makes nothing dead: {status}");
+    let (code, ready) = common::get(&relay.http(), "/readyz");
+    assert!(code == 503 && ready.contains("disk is full"), "not ready, and why: {code} {ready}");
+    assert_eq!(common::get(&relay.http(), "/livez").0, 200, "a restart would not help");
     let said = relay.stop();
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.stderr.contains("disk is full"), "the log says it, too: {}", said.stderr);

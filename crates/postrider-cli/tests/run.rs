@@ -57,7 +57,7 @@ fn health_and_metrics_are_offered_on_loopback() {
     eventually("it is counted", || {
         let (status, text) = get(&http, "/metrics");
         assert_eq!(status, 200);
-        text.contains("postrider_backlog_messages{") && text.contains("postrider_lag_seconds{")
+        text.contains("postrider_backlog{") && text.contains("postrider_lag_seconds{")
     });
     assert_eq!(get(&http, "/nothing").0, 404);
     assert_eq!(get_as(&http, "/metrics", "evil.example").0, 421, "a name of somebody else is not answered");
@@ -101,4 +101,20 @@ fn logs_are_json_on_request_and_hold_no_payload() {
     for line in lines {
         assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "no JSON: {line}");
     }
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let place = Place::new();
+    let relay = place.relay(&[]);
+    let database = place.path("postrider.db");
+    eventually("the relay owns the shard", || {
+        place.run(&["status", "--json"]).json()["shards_without_owner"] == 0
+    });
+    // A writer that stays: the relay cannot give its shard back, and waits.
+    let _writer = common::hold_write_lock(&database);
+    relay.signal("TERM");
+    let said = relay.second_signal_when_stopping("TERM");
+    assert_eq!(said.code, 143, "{said:?}");
+    assert!(said.stderr.contains("exiting at once"), "{said:?}");
 }

@@ -40,7 +40,8 @@ impl Verdict {
     #[must_use]
     pub fn of(committed: &[Committed], arrivals: &[Arrival], kept_back: &BTreeSet<String>) -> Self {
         let mut v = Self::default();
-        let known: BTreeMap<&str, &Committed> = committed.iter().map(|c| (c.message_id.as_str(), c)).collect();
+        let known: BTreeMap<&str, &Committed> =
+            committed.iter().map(|c| (c.message_id.as_str(), c)).collect();
         let mut first: BTreeMap<&str, usize> = BTreeMap::new();
         for (i, a) in arrivals.iter().enumerate() {
             if !known.contains_key(a.message_id.as_str()) {
@@ -66,7 +67,12 @@ impl Verdict {
     /// If a promise is broken.
     pub fn assert_kept(&self) {
         assert!(self.lost.is_empty(), "{} lost, e.g. {:?}", self.lost.len(), self.lost.first());
-        assert!(self.invented.is_empty(), "{} invented, e.g. {:?}", self.invented.len(), self.invented.first());
+        assert!(
+            self.invented.is_empty(),
+            "{} invented, e.g. {:?}",
+            self.invented.len(),
+            self.invented.first()
+        );
         assert!(
             self.reordered.is_empty(),
             "{} out of order, e.g. {:?}",
@@ -100,7 +106,11 @@ mod tests {
 
     fn committed(ids: &[(&str, i64)]) -> Vec<Committed> {
         ids.iter()
-            .map(|(id, version)| Committed { message_id: (*id).into(), key: Some("k".into()), version: *version })
+            .map(|(id, version)| Committed {
+                message_id: (*id).into(),
+                key: Some("k".into()),
+                version: *version,
+            })
             .collect()
     }
 
@@ -110,7 +120,11 @@ mod tests {
 
     #[test]
     fn a_good_history_with_repeats_passes() {
-        let v = Verdict::of(&committed(&[("a", 1), ("b", 2)]), &arrivals(&["a", "b", "a", "a"]), &BTreeSet::new());
+        let v = Verdict::of(
+            &committed(&[("a", 1), ("b", 2)]),
+            &arrivals(&["a", "b", "a", "a"]),
+            &BTreeSet::new(),
+        );
         v.assert_kept();
         assert_eq!(v.duplicates.get("a"), Some(&2));
     }

@@ -1,6 +1,8 @@
 //! The suites, the faulty wrappers and the simulation of Postrider.
 
+pub mod database;
 pub mod ledger;
 pub mod process;
+pub mod simulation;
 pub mod sink;
 pub mod testbed;

@@ -32,13 +32,13 @@ struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
     fn mount(size: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a temporary folder");
         let options = format!("size={size}");
         let output = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
             .arg(dir.path())
             .output()
-            .unwrap();
+            .expect("mount runs");
         assert!(
             output.status.success(),
             "the test of the full disk mounts a tmpfs and needs the right to (run as root): {}",

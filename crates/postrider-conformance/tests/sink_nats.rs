@@ -64,7 +64,7 @@ fn refused(outcome: &Outcome, scope: Scope, retry: Retry, code: &str) {
 }
 
 async fn open(url: &str) -> Arc<dyn Sink> {
-    connect(url, &NatsRig::options()).await.unwrap()
+    connect(url, &NatsRig::options()).await.expect("the sink opens")
 }
 
 async fn fails(url: &str) -> SinkError {
@@ -73,7 +73,10 @@ async fn fails(url: &str) -> SinkError {
 
 async fn stream(context: &jetstream::Context, name: &str, subjects: &[&str]) {
     let subjects = subjects.iter().map(|&subject| subject.to_owned()).collect();
-    context.create_stream(Config { name: name.to_owned(), subjects, ..Config::default() }).await.unwrap();
+    context
+        .create_stream(Config { name: name.to_owned(), subjects, ..Config::default() })
+        .await
+        .expect("the stream is made");
 }
 
 #[tokio::test]
@@ -272,7 +275,7 @@ authorization { users: [
 async fn guarded() -> (NatsServer, jetstream::Context) {
     let server = NatsServer::start(USERS);
     let options = async_nats::ConnectOptions::with_user_and_password("admin".into(), "p".into());
-    let context = jetstream::new(options.connect(server.address()).await.unwrap());
+    let context = jetstream::new(options.connect(server.address()).await.expect("the server answers"));
     stream(&context, STREAM, &["shop.>"]).await;
     (server, context)
 }
@@ -419,4 +422,71 @@ async fn what_was_refused_on_a_stalled_connection_never_arrives_late() {
     let received: BTreeSet<i64> = rig.received().await.iter().map(|m| m.position).collect();
     assert!(received.is_disjoint(&never), "late: {:?}", received.intersection(&never));
     assert!(received.is_superset(&BTreeSet::from([0, 100, 101])));
+}
+
+/// The client library would connect again by itself, and then send what had piled up: see `sinks/nats/session.rs`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_connection_is_never_used_again() {
+    let rig = NatsRig::new().await;
+    let proxy = Proxy::start(rig.address()).await;
+    let sink =
+        connect(&rig.url().replace(rig.address(), proxy.address()), &NatsRig::options()).await.unwrap();
+    for cuts in 0..5 {
+        publish_until_accepted(&*sink, batch(cuts * 10, 10)).await;
+        assert_eq!(
+            proxy.connections(),
+            1 + usize::try_from(cuts).unwrap(),
+            "one connection per cut, made by the sink"
+        );
+        proxy.cut();
+        // Until the sink has noticed, messages may still go into the broken connection.
+        while publish(&*sink, batch(1_000, 1)).await.iter().any(accepted) {}
+    }
+    assert!(rig.received().await.len() >= 50);
+}
+
+/// Three servers that know each other.
+fn cluster() -> Vec<NatsServer> {
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    // All held at once, so that they differ.
+    let held: Vec<_> = (0..3).map(|_| free()).collect();
+    let ports: Vec<u16> = held.iter().map(|port| port.local_addr().expect("bound").port()).collect();
+    drop(held);
+    let routes: Vec<String> = ports.iter().map(|port| format!("nats-route://127.0.0.1:{port}")).collect();
+    let config = |n: usize| {
+        let (port, routes) = (ports[n], routes.join(", "));
+        format!("server_name: n{n}\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}")
+    };
+    (0..3).map(|n| NatsServer::start(&config(n))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_replicas_survive_one_of_them() {
+    let mut servers = cluster();
+    let (_, context) = servers[1].client().await;
+    let config = Config {
+        name: STREAM.to_owned(),
+        subjects: vec!["shop.>".to_owned()],
+        num_replicas: 3,
+        ..Config::default()
+    };
+    // Until the servers have elected a leader, JetStream refuses.
+    let mut refusals = 0;
+    while let Err(error) = context.create_stream(config.clone()).await {
+        refusals += 1;
+        assert!(refusals < 600, "the cluster does not form: {error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let addresses: Vec<String> = servers.iter().map(NatsServer::address).collect();
+    let url = format!("nats://{}?stream={STREAM}&subject=shop.{{topic}}", addresses.join(","));
+    let sink = open(&url).await;
+    assert_eq!(sink.check().await.unwrap(), DurabilityTier::ReplicatedMemory);
+    publish_until_accepted(&*sink, batch(0, 100)).await;
+    // Its leader, the sink's server, or neither: the outcome is the same.
+    servers[0].kill();
+    for first in (100..1_000).step_by(100) {
+        publish_until_accepted(&*sink, batch(first, 100)).await;
+    }
+    let received: BTreeSet<i64> = read(&context, STREAM).await.iter().map(|m| m.position).collect();
+    assert_eq!(received, (0..1_000).collect());
 }

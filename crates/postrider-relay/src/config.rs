@@ -9,7 +9,6 @@
 mod document;
 mod expand;
 mod fields;
-mod redact;
 mod sections;
 mod values;
 
@@ -23,7 +22,6 @@ use secrecy::SecretString;
 
 use crate::core::settings::Settings;
 
-pub use redact::shown;
 pub use values::parse_duration;
 
 /// The database without any configuration.

@@ -21,7 +21,8 @@ pub struct Owned {
 /// The transactions a read could and could not see.
 ///
 /// Everything that a transaction older than `xmin` wrote is visible; no transaction from `xmax` on had begun to write.
-/// A database in which ids commit in order answers [`Snapshot::ORDERED`].
+/// (PostgreSQL's own `pg_snapshot_xmax` is less than that: one above the highest transaction that has *ended*, so that
+/// running ones may lie above it.) A database in which ids commit in order answers [`Snapshot::ORDERED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Oldest transaction that was still running.
@@ -238,8 +239,11 @@ pub struct Held {
 pub trait Ownership: Send + Sync {
     /// Writes this relay's row, then takes free shards until this relay has its even share (rounded up) of all.
     ///
-    /// A shard is free when it has no owner or its owner's row has expired. `have` is how many this relay owns already.
-    async fn acquire(&self, have: u32) -> Result<Acquired, SourceError>;
+    /// A shard is free when it has no owner or its owner's row has expired. `have` is what this relay knows that it owns.
+    /// A shard that this relay owns under a token that is not in `have` is taken again in any case, with a new token and
+    /// even above the share: the answer to its acquisition was lost, and nobody else could ever take it. It must not be
+    /// set free instead: `have` may be old by the time the call takes effect.
+    async fn acquire(&self, have: &[Owned]) -> Result<Acquired, SourceError>;
 
     /// The messages that hold back their lane in `owned`, in pages: after `after`, at most `limit`, by (shard, position).
     /// Shards that are no longer ours give nothing.

@@ -264,8 +264,8 @@ fn is_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c)
 }
 
-/// Invisible format characters (Unicode category Cf, and U+180E). Some collations of PostgreSQL count them as control
-/// characters, SQLite's check counts U+200B as white space, and nobody can see them in a topic.
+/// Invisible format characters (Unicode category Cf, and U+180E). SQLite's check counts U+200B among them as white space,
+/// and nobody can see any of them in a topic.
 fn is_format(c: char) -> bool {
     matches!(u32::from(c),
         0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x890..=0x891 | 0x8E2 | 0x180E | 0x200B..=0x200F

@@ -9,7 +9,7 @@ use crate::database::{self, Connection};
 use crate::{output, setup};
 
 pub(crate) async fn run(global: &Global, args: &Init) -> Result<()> {
-    let config = setup::configuration(global, None)?;
+    let config = setup::configuration(global)?;
     let dialect = database::dialect(&config)?;
     if args.print || args.grants {
         let sql = if args.print { schema::sql(dialect) } else { schema::grants(dialect).to_owned() };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use postrider::{Dialect, schema};
 use postrider_relay::admin::{self, AdminServer, Metrics};
-use postrider_relay::config::{Config, shown};
+use postrider_relay::config::Config;
 use postrider_relay::engine::{Relay, RelayHandle, RunningRelay};
 use postrider_relay::sink::{NamedSink, SinkError};
 use postrider_relay::sinks::{self, SinkOptions};
@@ -13,7 +13,6 @@ use postrider_relay::source::{Identity, Source};
 use postrider_relay::sources::{self, SourceOptions};
 use secrecy::ExposeSecret;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 use crate::args::{Global, Run};
 use crate::database::Connection;
@@ -25,7 +24,7 @@ use crate::{database, outbox, output, setup};
 const SINK: &str = "default";
 
 pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
-    let config = setup::configuration(global, args.listen.clone())?;
+    let config = setup::relay_configuration(global, args.listen.clone())?;
     let mut signals = Signals::listen()?;
     // Before anything is recorded: what comes earlier would be lost.
     let metrics = config.listen.map(|_| Metrics::install()).transpose()?;
@@ -34,8 +33,7 @@ pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
     let relay = start(&config, source.clone(), sink)?;
     let handle = relay.handle();
     let mut ended = Box::pin(relay.wait());
-    let stop = CancellationToken::new();
-    let server = serve(&config, metrics, &source, handle.clone(), &stop).await?;
+    let server = serve(&config, metrics, &source, handle.clone()).await?;
     announce(global, &config, server.as_ref())?;
     let signal = tokio::select! {
         name = signals.next() => name,
@@ -47,13 +45,14 @@ pub(crate) async fn run(global: &Global, args: &Run) -> Result<()> {
     tracing::info!(signal, drain = ?config.drain, "stopping: waiting for what is in flight");
     handle.stop(config.drain);
     let report = ended.await;
-    stop.cancel();
     if let Some(server) = server {
         server.stop().await;
     }
     match report.undecided {
         0 => tracing::info!("stopped, nothing left in flight"),
-        undecided => tracing::warn!(undecided, "stopped at the drain limit; these are sent again, with the same id"),
+        undecided => {
+            tracing::warn!(undecided, "stopped at the drain limit; these are sent again, with the same id");
+        }
     }
     Ok(())
 }
@@ -103,12 +102,14 @@ async fn sink(config: &Config) -> Result<NamedSink> {
 }
 
 fn sink_place(config: &Config) -> String {
-    format!("sink {} ({})", shown(config.sink.url.expose_secret()), config.sink.from)
+    format!("sink {} ({})", database::shown_sink(config), config.sink.from)
 }
 
 fn start(config: &Config, source: Source, sink: NamedSink) -> Result<RunningRelay> {
     let relay = Relay::builder(source).sink(sink).settings(config.relay.clone()).start();
-    relay.map_err(|e| Fault::new(format!("the relay cannot start: {e}")).at("[relay] of the configuration").into())
+    relay.map_err(|e| {
+        Fault::new(format!("the relay cannot start: {e}")).at("[relay] of the configuration").into()
+    })
 }
 
 async fn serve(
@@ -116,22 +117,19 @@ async fn serve(
     metrics: Option<Metrics>,
     source: &Source,
     handle: RelayHandle,
-    stop: &CancellationToken,
 ) -> Result<Option<AdminServer>> {
     let (Some(address), Some(metrics)) = (config.listen, metrics) else { return Ok(None) };
-    let server =
-        admin::serve(address, Arc::clone(&source.name), handle, metrics.clone()).await.map_err(|e| {
-            Fault::new(e.to_string())
-                .at("http.listen")
-                .cure("choose a free port on 127.0.0.1, or port 0 for any free one")
-        })?;
-    tokio::spawn(admin::sample(metrics, Arc::clone(&source.name), Arc::clone(&source.inspect), stop.clone()));
+    let server = admin::serve(address, Arc::clone(&source.name), handle, metrics).await.map_err(|e| {
+        Fault::new(e.to_string())
+            .at("http.listen")
+            .cure("choose a free port on 127.0.0.1, or port 0 for any free one")
+    })?;
     Ok(Some(server))
 }
 
 fn announce(global: &Global, config: &Config, server: Option<&AdminServer>) -> Result<()> {
-    let database = shown(config.source.database.expose_secret());
-    let sink = shown(config.sink.url.expose_secret());
+    let database = database::shown(config);
+    let sink = database::shown_sink(config);
     let http = server.map(|s| format!("http://{}", s.address()));
     // A sink that writes to standard output has it to itself.
     let quiet = sink.starts_with("stdout:");

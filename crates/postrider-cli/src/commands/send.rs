@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::{output, setup};
 
 pub(crate) async fn run(global: &Global, args: &Send) -> Result<()> {
-    let config = setup::configuration(global, None)?;
+    let config = setup::configuration(global)?;
     let message = message(args)?;
     let mut connection = database::connect(&config, true).await?;
     if let Connection::Sqlite(c) = &mut connection {

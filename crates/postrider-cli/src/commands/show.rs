@@ -183,16 +183,13 @@ fn as_json(shown: &Shown) -> Value {
     });
     if let (Value::Object(all), Value::Object(more)) = (&mut value, more) {
         all.extend(more);
-        match &shown.payload {
-            None => {}
-            Some(Payload::Absent) => drop(all.insert("payload".to_owned(), Value::Null)),
-            Some(Payload::Text(bytes)) => {
-                drop(all.insert("payload".to_owned(), Value::from(String::from_utf8_lossy(bytes))));
-            }
-            Some(Payload::Binary(bytes)) => {
-                drop(all.insert("payload_hex".to_owned(), Value::from(hex_plain(bytes))))
-            }
-        }
+        let payload = match &shown.payload {
+            None => None,
+            Some(Payload::Absent) => Some(("payload", Value::Null)),
+            Some(Payload::Text(bytes)) => Some(("payload", Value::from(String::from_utf8_lossy(bytes)))),
+            Some(Payload::Binary(bytes)) => Some(("payload_hex", Value::from(hex_plain(bytes)))),
+        };
+        all.extend(payload.map(|(name, value)| (name.to_owned(), value)));
     }
     value
 }

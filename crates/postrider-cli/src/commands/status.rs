@@ -96,7 +96,9 @@ fn text(config: &Config, status: &Status) -> String {
 
 fn relay_cells(relay: &RelayRow) -> Vec<String> {
     let state = state(relay);
-    let number = |name: &str| state.get(name).and_then(Value::as_u64).map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let number = |name: &str| {
+        state.get(name).and_then(Value::as_u64).map_or_else(|| "-".to_owned(), |n| n.to_string())
+    };
     let lease = Duration::from_micros(relay.expires_in_us.unsigned_abs());
     let lease = output::span(lease);
     vec![
@@ -124,7 +126,8 @@ fn troubles(relay: &RelayRow) -> Vec<String> {
         .iter()
         .map(|b| {
             let sink = text(b, "sink").unwrap_or_else(|| "?".to_owned());
-            let destination = text(b, "destination").map_or_else(String::new, |d| format!(", destination {d}"));
+            let destination =
+                text(b, "destination").map_or_else(String::new, |d| format!(", destination {d}"));
             let since = b.get("open_for_seconds").and_then(Value::as_u64).unwrap_or_default();
             let operator = match b.get("needs_operator").and_then(Value::as_bool) {
                 Some(true) => " (an operator is needed)",
@@ -132,7 +135,10 @@ fn troubles(relay: &RelayRow) -> Vec<String> {
             };
             let reason = text(b, "reason").unwrap_or_else(|| "unknown".to_owned());
             let since = output::span(Duration::from_secs(since));
-            format!("Breaker open  {}: sink {sink}{destination}, for {since}{operator}: {reason}", relay.instance)
+            format!(
+                "Breaker open  {}: sink {sink}{destination}, for {since}{operator}: {reason}",
+                relay.instance
+            )
         })
         .collect();
     if let Some(error) = text(&state, "last_error") {

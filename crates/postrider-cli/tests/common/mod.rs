@@ -63,7 +63,7 @@ impl Said {
     pub(crate) fn error_code(self, code: i32) -> String {
         assert_eq!(self.code, code, "{self:?}");
         assert!(self.stdout.is_empty(), "{self:?}");
-        assert!(self.stderr.starts_with("error: "), "{self:?}");
+        assert!(self.stderr.lines().any(|line| line.starts_with("error: ")), "{self:?}");
         assert!(self.stderr.contains("\n  where: "), "names no place: {self:?}");
         assert!(self.stderr.contains("\n  cure:  "), "names no cure: {self:?}");
         self.stderr
@@ -198,6 +198,19 @@ impl Running {
         Said::of(&Output { status, stdout, stderr })
     }
 
+    /// Waits until its log says that it is stopping, sends a signal once more, and waits for its end.
+    pub(crate) fn second_signal_when_stopping(mut self, name: &str) -> Said {
+        let mut log = BufReader::new(self.child.stderr.take().expect("piped"));
+        let mut stderr = String::new();
+        while !stderr.contains("stopping") {
+            assert!(log.read_line(&mut stderr).expect("its log") > 0, "it ended: {stderr}");
+        }
+        self.signal(name);
+        log.read_to_string(&mut stderr).expect("its log");
+        let status = self.child.wait().expect("it ends");
+        Said::of(&Output { status, stdout: Vec::new(), stderr: stderr.into_bytes() })
+    }
+
     /// Waits for its end without asking for it.
     pub(crate) fn wait(mut self) -> Said {
         self.end()
@@ -307,4 +320,28 @@ pub(crate) fn sqlite(file: &Path, sql: &str) -> String {
     let out = out.expect("sqlite3 is installed: scripts/services install sqlite");
     assert!(out.status.success(), "{sql}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8_lossy(&out.stdout).trim_end().to_owned()
+}
+
+/// A `sqlite3` that holds the write lock of a file until it is dropped.
+pub(crate) struct WriteLock(Child);
+
+impl Drop for WriteLock {
+    fn drop(&mut self) {
+        if self.0.kill().is_ok() {
+            self.0.wait().expect("a killed process ends");
+        }
+    }
+}
+
+/// Takes the write lock of a SQLite file and keeps it.
+pub(crate) fn hold_write_lock(file: &Path) -> WriteLock {
+    let mut command = Command::new("sqlite3");
+    command.args(["-bail", "-cmd", ".timeout 30000"]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("sqlite3 is installed: scripts/services install sqlite");
+    let input = child.stdin.as_mut().expect("piped");
+    input.write_all(b"begin immediate; select 'locked';\n").and_then(|()| input.flush()).expect("sent");
+    let mut answer = String::new();
+    BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut answer).expect("answered");
+    assert!(answer.ends_with("locked\n"), "{answer}");
+    WriteLock(child)
 }

@@ -1,6 +1,7 @@
 //! A TCP proxy between a sink and its broker that can freeze and thaw.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,6 +14,8 @@ use tokio_util::task::AbortOnDropHandle;
 pub struct Proxy {
     address: String,
     frozen: Arc<watch::Sender<bool>>,
+    cut: Arc<watch::Sender<u64>>,
+    connections: Arc<AtomicUsize>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -25,20 +28,40 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound").to_string();
         let frozen = Arc::new(watch::Sender::new(false));
-        let (server, gate) = (server.to_owned(), Arc::clone(&frozen));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let cut = Arc::new(watch::Sender::new(0));
+        let (server, gate, count) = (server.to_owned(), Arc::clone(&frozen), Arc::clone(&connections));
+        let cuts = Arc::clone(&cut);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (server, gate) = (server.clone(), gate.subscribe());
-                tokio::spawn(pass(client, server, gate));
+                let (server, gate, count, mut cut) =
+                    (server.clone(), gate.subscribe(), Arc::clone(&count), cuts.subscribe());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = pass(client, server, gate, count) => {}
+                        _ = cut.changed() => {}
+                    }
+                });
             }
         });
-        Self { address, frozen, _task: AbortOnDropHandle::new(task) }
+        Self { address, frozen, cut, connections, _task: AbortOnDropHandle::new(task) }
     }
 
     /// `host:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Connections passed through so far, not counting those that found no server.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Ends every connection at once; new ones pass.
+    pub fn cut(&self) {
+        self.cut.send_modify(|cuts| *cuts += 1);
     }
 
     /// Takes nothing more from the clients.
@@ -52,8 +75,14 @@ impl Proxy {
     }
 }
 
-async fn pass(client: TcpStream, server: String, mut frozen: watch::Receiver<bool>) {
+async fn pass(
+    client: TcpStream,
+    server: String,
+    mut frozen: watch::Receiver<bool>,
+    connections: Arc<AtomicUsize>,
+) {
     let Ok(server) = TcpStream::connect(server).await else { return };
+    connections.fetch_add(1, Ordering::SeqCst);
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let up = async {

@@ -206,7 +206,10 @@ impl Business {
             if left != last.0 {
                 last = (left, tokio::time::Instant::now());
             }
-            assert!(last.1.elapsed() < Duration::from_secs(60), "{left} messages have not moved for a minute");
+            assert!(
+                last.1.elapsed() < Duration::from_secs(60),
+                "{left} messages have not moved for a minute"
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -226,6 +229,11 @@ impl Business {
         .fetch_all(&self.pool)
         .await
         .expect("receipts");
-        assert!(wrong.is_empty(), "{} messages are not in exactly one receipt, e.g. {:?}", wrong.len(), wrong.first());
+        assert!(
+            wrong.is_empty(),
+            "{} messages are not in exactly one receipt, e.g. {:?}",
+            wrong.len(),
+            wrong.first()
+        );
     }
 }

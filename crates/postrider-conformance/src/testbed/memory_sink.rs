@@ -111,7 +111,8 @@ impl MemorySink {
                 outcomes.report(index, Outcome::Unknown { why: "answer lost".into() });
             }
             Behaviour::Refuse(scope, retry) => {
-                let refusal = Refusal { scope, retry, code: "test".into(), text: "refused by the script".into() };
+                let refusal =
+                    Refusal { scope, retry, code: "test".into(), text: "refused by the script".into() };
                 outcomes.report(index, Outcome::Refused(refusal));
             }
             Behaviour::Hang => std::future::pending().await,

@@ -50,7 +50,11 @@ async fn fifty_writers_with_random_delays_and_rollbacks_lose_and_reorder_nothing
     running.stop(DRAIN).await;
     let verdict = business.verdict(&sink.arrivals()).await;
     verdict.assert_kept();
-    assert!(verdict.duplicates.is_empty(), "no fault, no duplicates: {:?}", verdict.duplicates.first_key_value());
+    assert!(
+        verdict.duplicates.is_empty(),
+        "no fault, no duplicates: {:?}",
+        verdict.duplicates.first_key_value()
+    );
     business.assert_receipts().await;
 }
 

@@ -50,7 +50,11 @@ async fn a_permanent_refusal_is_confirmed_once_and_then_dead_and_its_key_goes_on
     let seen = tries.clone();
     let sink = MemorySink::scripted(move |m| {
         *seen.lock().expect("lock").entry(m.message.message_id.clone()).or_default() += 1;
-        if m.message.message_id == "bad" { Behaviour::Refuse(Scope::Message, Retry::Never) } else { Behaviour::Accept }
+        if m.message.message_id == "bad" {
+            Behaviour::Refuse(Scope::Message, Retry::Never)
+        } else {
+            Behaviour::Accept
+        }
     });
     let running = relay(&db, "one", &sink, settings()).await;
     for id in ["bad", "next"] {
@@ -60,7 +64,10 @@ async fn a_permanent_refusal_is_confirmed_once_and_then_dead_and_its_key_goes_on
     until(|| sink.arrivals().len() == 2).await;
     assert_eq!(tries.lock().expect("lock").get("bad"), Some(&2));
     let (reason, attempts, tries): (String, i32, i32) =
-        sqlx::query_as("select reason, attempts, tries from outbox_dead").fetch_one(&db.pool).await.expect("dead");
+        sqlx::query_as("select reason, attempts, tries from outbox_dead")
+            .fetch_one(&db.pool)
+            .await
+            .expect("dead");
     assert_eq!((reason.as_str(), attempts, tries), ("permanent", 0, 2));
     running.stop(DRAIN).await;
 }
@@ -69,7 +76,11 @@ async fn a_permanent_refusal_is_confirmed_once_and_then_dead_and_its_key_goes_on
 async fn with_block_the_key_waits_for_the_operator_and_goes_on_after_a_cancellation() {
     let db = TestDatabase::new().await;
     let sink = MemorySink::scripted(|m| {
-        if m.message.message_id == "bad" { Behaviour::Refuse(Scope::Message, Retry::Backoff) } else { Behaviour::Accept }
+        if m.message.message_id == "bad" {
+            Behaviour::Refuse(Scope::Message, Retry::Backoff)
+        } else {
+            Behaviour::Accept
+        }
     });
     let blocking = || Settings { max_attempts: 1, on_dead: OnDead::Block, ..settings() };
     let running = relay(&db, "one", &sink, blocking()).await;
@@ -95,7 +106,10 @@ async fn with_block_the_key_waits_for_the_operator_and_goes_on_after_a_cancellat
 
 async fn cancel_all_dead(admin: &dyn postrider_relay::inspect::Admin) {
     use postrider_relay::inspect::Selection;
-    let n = admin.cancel(&Selection::MessageIds(vec!["bad".to_owned()]), "test", Some("not needed")).await.expect("cancel");
+    let n = admin
+        .cancel(&Selection::MessageIds(vec!["bad".to_owned()]), "test", Some("not needed"))
+        .await
+        .expect("cancel");
     assert_eq!(n, 1);
 }
 

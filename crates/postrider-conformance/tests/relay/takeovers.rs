@@ -52,7 +52,10 @@ async fn m2_is_not_sent_before_m1_is_decided_although_the_relay_that_retries_m1_
     let (url, s) = (db.url.clone(), sink.clone());
     let source = db.source("first", patient().lease).await;
     let running = first.spawn(async move {
-        postrider_relay::engine::Relay::builder(source).sink(super::named("memory", &s)).settings(patient()).start()
+        postrider_relay::engine::Relay::builder(source)
+            .sink(super::named("memory", &s))
+            .settings(patient())
+            .start()
     });
     let running = running.await.expect("spawn").expect("start");
     for id in ["m1", "m2"] {
@@ -87,7 +90,11 @@ async fn shards_stolen_from_live_owners_break_no_order_and_each_message_has_one_
     });
     let eager = || Settings {
         max_attempts: 1_000,
-        backoff: Backoff { first: Duration::from_millis(20), cap: Duration::from_millis(100), ..Backoff::default() },
+        backoff: Backoff {
+            first: Duration::from_millis(20),
+            cap: Duration::from_millis(100),
+            ..Backoff::default()
+        },
         renew_every: Duration::from_millis(100),
         ..settings()
     };
@@ -104,8 +111,11 @@ async fn shards_stolen_from_live_owners_break_no_order_and_each_message_has_one_
     while !writing.is_finished() || db.count("select count(*) from outbox_queue").await > 0 {
         // Freed behind the owner's back: whoever looks first takes them, while the owner still works on.
         let from = rng.i32(0..60);
-        db.run(&format!("update outbox_shard set owner = null, token = null where shard between {from} and {}", from + 7))
-            .await;
+        db.run(&format!(
+            "update outbox_shard set owner = null, token = null where shard between {from} and {}",
+            from + 7
+        ))
+        .await;
         thefts += 1;
         if rng.u32(0..10) == 0 {
             // Amnesia: an owner loses all it knows, without giving anything back.

@@ -65,14 +65,27 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await.map_err(bind)?;
     let address = listener.local_addr().map_err(bind)?;
     let stop = CancellationToken::new();
+    let upkeep = metrics.clone();
     let router = router(Pages { relay, source, metrics });
     let stopped = stop.clone().cancelled_owned();
     let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-            tracing::error!(%error, "health and metrics are no longer served");
+        let serving = axum::serve(listener, router).with_graceful_shutdown(stopped);
+        tokio::select! {
+            served = serving => if let Err(error) = served {
+                tracing::error!(%error, "health and metrics are no longer served");
+            },
+            () = keep_up(&upkeep) => {}
         }
     });
     Ok(AdminServer { address, stop, task })
+}
+
+/// Frees what histograms gather between scrapes. Never returns.
+async fn keep_up(metrics: &Metrics) {
+    loop {
+        tokio::time::sleep(metrics::UPKEEP_EVERY).await;
+        metrics.upkeep();
+    }
 }
 
 fn router(pages: Pages) -> Router {
@@ -95,7 +108,7 @@ async fn readyz(State(pages): State<Pages>) -> Response {
 }
 
 async fn text(State(pages): State<Pages>) -> Response {
-    metrics::record_snapshot(&pages.source, &pages.relay.snapshot());
+    metrics::record_now(&pages.source, &pages.relay);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], pages.metrics.render())
         .into_response()
 }

@@ -12,8 +12,6 @@ use crate::source::{Held, Owned};
 
 /// Time between two looks.
 const RECHECK_EVERY: Duration = Duration::from_secs(5);
-/// Rows per page.
-const RECHECK_PAGE: u32 = 5_000;
 
 #[derive(Debug, Default)]
 pub(super) struct BlockedKeys {
@@ -61,7 +59,7 @@ impl Core {
     }
 
     fn look_on(&mut self, owned: Vec<Owned>, after: Option<(Shard, Position)>, missing: BTreeSet<Position>) {
-        let call = self.call(Request::Held { owned, after, limit: RECHECK_PAGE });
+        let call = self.call(Request::Held { owned, after, limit: self.settings.pages.held });
         self.blocked.look = Some(Look { call, missing });
     }
 

@@ -88,13 +88,13 @@ pub(super) struct LaneState {
     pub(super) tail: Option<Tail>,
     /// A page of its tail is being read.
     pub(super) paging: bool,
-    /// Counted among the stopped lanes.
-    counted: bool,
+    /// While something holds the lane back: how many of its messages are in memory.
+    counted: Option<usize>,
 }
 
 impl LaneState {
     fn new(shard: Shard) -> Self {
-        Self { shard, entries: Vec::with_capacity(1), tail: None, paging: false, counted: false }
+        Self { shard, entries: Vec::with_capacity(1), tail: None, paging: false, counted: None }
     }
 
     pub(super) fn entry(&self, position: Position) -> Option<&Entry> {
@@ -113,6 +113,12 @@ impl LaneState {
     /// Whether its next messages are not in memory and nothing is in their way.
     pub(super) fn wants_page(&self) -> bool {
         self.tail.is_some_and(|t| self.entries.first().is_none_or(|e| e.position > t.from))
+    }
+
+    /// How many messages in memory come before `position`. Due ones may stand far behind, and must not count for what is
+    /// to be read before them.
+    fn before(&self, position: Position) -> usize {
+        self.entries.partition_point(|e| e.position < position)
     }
 
     fn insert(&mut self, entry: Entry) {
@@ -168,6 +174,7 @@ pub(super) struct Lanes {
     lanes: BTreeMap<Lane, LaneState>,
     index: BTreeMap<Position, Lane>,
     stopped: usize,
+    stopped_entries: usize,
 }
 
 impl Lanes {
@@ -197,6 +204,11 @@ impl Lanes {
         self.stopped
     }
 
+    /// Messages in memory of lanes that nothing holds back for longer: they go on by themselves.
+    pub(super) fn flowing(&self) -> usize {
+        self.index.len().saturating_sub(self.stopped_entries)
+    }
+
     /// Messages in memory.
     pub(super) fn len(&self) -> usize {
         self.index.len()
@@ -212,8 +224,9 @@ impl Lanes {
 
     /// Takes in a row of the ready queue or a due row. Returns whether it was not known.
     ///
-    /// A row of a lane that is held back, or that has enough in memory, only extends the lane's tail. A due row always
-    /// enters: a page read of the queue would not bring it.
+    /// A row of a lane that is held back, or that has enough in memory, only extends the lane's tail. A due row enters,
+    /// since a page read of the queue would not bring it, unless its lane is held back and has enough in memory: then a
+    /// later sweep of the due rows brings it.
     pub(super) fn admit(&mut self, head: &Head, most: usize) -> bool {
         let due = head.origin != Origin::Queue;
         let lane = self.lanes.entry(head.lane.clone()).or_insert_with(|| LaneState::new(head.shard));
@@ -224,7 +237,12 @@ impl Lanes {
             }
             return false;
         }
-        if !due {
+        let before = lane.before(head.position);
+        if due {
+            if before > 0 && lane.stopped() && lane.entries.len() >= most {
+                return false;
+            }
+        } else {
             if let Some(t) = lane.tail
                 && head.position >= t.from
             {
@@ -232,9 +250,7 @@ impl Lanes {
                 lane.extend_tail(head.position);
                 return new;
             }
-            let last = lane.entries.last().map(|e| e.position);
-            let behind = last.is_some_and(|p| p < head.position);
-            if behind && (lane.entries.len() >= most || lane.stopped()) {
+            if before > 0 && (before >= most || lane.stopped()) {
                 lane.extend_tail(head.position);
                 return true;
             }
@@ -283,10 +299,13 @@ impl Lanes {
                 continue;
             }
             let Some(state) = self.lanes.get_mut(&head.lane) else { continue };
-            if state.entry(head.position).is_some() || state.tail.is_none_or(|t| head.position < t.from) {
+            // What is above the tail has not been seen by a poll, and a predecessor may be missing here.
+            if state.entry(head.position).is_some()
+                || state.tail.is_none_or(|t| head.position < t.from || head.position > t.to)
+            {
                 continue;
             }
-            if state.entries.len() >= most {
+            if state.before(head.position) >= most {
                 state.advance_tail(after, Position(head.position.0 - 1));
                 wanted.remove(&head.lane);
                 continue;
@@ -315,7 +334,8 @@ impl Lanes {
         let lanes = &mut self.lanes;
         self.index.retain(|_, lane| lanes.get(lane).is_none_or(|l| l.shard != shard));
         lanes.retain(|_, l| l.shard != shard);
-        self.stopped = lanes.values().filter(|l| l.counted).count();
+        self.stopped = lanes.values().filter(|l| l.counted.is_some()).count();
+        self.stopped_entries = lanes.values().filter_map(|l| l.counted).sum();
     }
 
     /// Looks at the lane again after a change. `one_at_a_time` is the lane rule.
@@ -327,8 +347,11 @@ impl Lanes {
             self.index.remove(position);
         }
         let stopped = state.stopped();
-        self.stopped = self.stopped + usize::from(stopped) - usize::from(state.counted);
-        state.counted = stopped;
+        let counted = stopped.then_some(state.entries.len());
+        self.stopped = self.stopped + usize::from(stopped) - usize::from(state.counted.is_some());
+        self.stopped_entries =
+            self.stopped_entries + counted.unwrap_or_default() - state.counted.unwrap_or_default();
+        state.counted = counted;
         v.wants_page = state.wants_page() && !stopped;
         if state.entries.is_empty() && state.tail.is_none() {
             v.gone = true;
@@ -342,6 +365,8 @@ fn judge(state: &mut LaneState, one_at_a_time: bool, v: &mut Verdicts) {
     let mut held_back = false;
     // Behind a message that failed a moment ago nothing needs to be in memory; it would only be in the way of others.
     let mut delayed = false;
+    // Nor behind one that has still to be loaded: the payloads of others must not take the room that it needs.
+    let mut to_load = false;
     let mut keep = Vec::with_capacity(state.entries.len());
     for (i, mut entry) in std::mem::take(&mut state.entries).into_iter().enumerate() {
         let unread_before = state.tail.is_some_and(|t| t.from < entry.position);
@@ -356,7 +381,7 @@ fn judge(state: &mut LaneState, one_at_a_time: bool, v: &mut Verdicts) {
                 v.forget.push(entry.position);
                 continue;
             }
-            Stage::Loaded if one_at_a_time && (held_back || delayed || unread_before) => {
+            Stage::Loaded if one_at_a_time && (held_back || delayed || to_load || unread_before) => {
                 entry.stage = Stage::Ready;
                 v.unload.push(entry.position);
             }
@@ -365,6 +390,7 @@ fn judge(state: &mut LaneState, one_at_a_time: bool, v: &mut Verdicts) {
         }
         held_back |= one_at_a_time && entry.stage.stops();
         delayed |= one_at_a_time && matches!(entry.stage, Stage::Pausing | Stage::Settling);
+        to_load |= one_at_a_time && entry.stage == Stage::Ready;
         keep.push(entry);
     }
     state.entries = keep;

@@ -65,8 +65,20 @@ pub struct Counters {
     pub fenced: u64,
     /// Outcomes that found no row.
     pub vanished: u64,
+    /// Messages that committed late and that the window found in time.
+    pub late: u64,
     /// Messages that only the sweep found.
     pub swept: u64,
+    /// Pages of one lane's tail read.
+    pub lane_pages: u64,
+    /// Pages of the queue read for the sake of many lanes' tails.
+    pub rescans: u64,
+    /// Confirming retries of messages that were refused for good.
+    pub confirms: u64,
+    /// Messages sent as the probe of a breaker.
+    pub probes: u64,
+    /// Settles repeated because their answer was lost.
+    pub ambiguous: u64,
     /// Highest number of messages published and not settled at one time.
     pub most_in_flight: u64,
 }

@@ -171,6 +171,7 @@ impl Core {
             Retry::Never if !entry.refused => {
                 // One confirming retry: some gateways refuse in passing.
                 entry.refused = true;
+                self.counters.confirms += 1;
                 self.pause(f.position, now.plus(self.settings.confirm_delay));
             }
             Retry::Never => self.give_up(f, DeadReason::Permanent, attempts, tries, error, now),

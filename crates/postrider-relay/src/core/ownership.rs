@@ -10,8 +10,6 @@ use crate::source::{Acquired, Held, Owned, Renewed};
 /// How often a relay that is not working its full share looks for free shards. A takeover must not take longer than this
 /// after the database calls a lease expired.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
-/// Rows per page when the held keys are loaded.
-const HELD_PAGE: u32 = 5_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
@@ -140,7 +138,9 @@ impl Core {
     pub(super) fn held_loaded(&mut self, owned: &[Owned], limit: u32, rows: &[Held], now: Mono) {
         self.ownership.held_backoff.worked();
         for held in rows {
-            if self.ownership.shards.get(&held.shard).is_some_and(|s| s.stage == ShardStage::Loading) {
+            // Not if the shard was lost and taken again since: what held a key then may be settled now.
+            let ours = owned.iter().any(|o| o.shard == held.shard && self.ownership.holds(*o));
+            if ours && self.ownership.shards.get(&held.shard).is_some_and(|s| s.stage == ShardStage::Loading) {
                 self.lanes.hold(&held.lane, held.shard, held.position, held.dead);
                 if held.dead {
                     self.blocked.note(held.position);
@@ -337,7 +337,7 @@ impl Core {
         }
         o.look_at = now.plus(every);
         o.looking_since = Some(now);
-        let have = u32::try_from(o.shards.len()).unwrap_or(u32::MAX);
+        let have = o.shards.iter().map(|(shard, s)| Owned { shard: *shard, token: s.token }).collect();
         let at = o.look_at;
         self.wake_at(at);
         self.call(Request::Acquire { have });
@@ -350,7 +350,7 @@ impl Core {
         for h in due {
             let owned: Vec<Owned> = h.owned.into_iter().filter(|o| self.ownership.holds(*o)).collect();
             if !owned.is_empty() {
-                self.call(Request::Held { owned, after: h.after, limit: HELD_PAGE });
+                self.call(Request::Held { owned, after: h.after, limit: self.settings.pages.held });
             }
         }
         if let Some(at) = self.ownership.held_next.iter().map(|h| h.at).min() {

@@ -130,7 +130,7 @@ pub struct Flight {
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the arguments of the trait's methods, by name")]
 pub enum Request {
-    Acquire { have: u32 },
+    Acquire { have: Vec<Owned> },
     Held { owned: Vec<Owned>, after: Option<(Shard, Position)>, limit: u32 },
     Renew { owned: Vec<Owned> },
     Release { owned: Vec<Owned> },

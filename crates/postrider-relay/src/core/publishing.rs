@@ -29,6 +29,8 @@ pub(super) struct SinkState {
     sendable: BTreeSet<Position>,
     /// Waiting for the sink or one of its destinations to come back, lowest first.
     parked: BTreeMap<Position, Arc<str>>,
+    /// Brought back to be the probe.
+    candidate: Option<Position>,
 }
 
 impl SinkState {
@@ -40,6 +42,7 @@ impl SinkState {
             buffered: 0,
             sendable: BTreeSet::new(),
             parked: BTreeMap::new(),
+            candidate: None,
         }
     }
 }
@@ -49,6 +52,8 @@ impl SinkState {
 pub(super) struct Destination {
     pub(super) breaker: Breaker,
     parked: BTreeSet<Position>,
+    /// Brought back to be the probe.
+    candidate: Option<Position>,
 }
 
 /// A message whose payload is here.
@@ -79,9 +84,19 @@ impl Core {
         now < self.ownership.deadline()
     }
 
-    /// Whether at least one sink takes messages, or may be probed with one that is not in memory yet.
-    pub(super) fn some_sink_open(&self) -> bool {
-        self.sinks.iter().any(|s| !s.breaker.is_open() || s.parked.is_empty())
+    /// Whether at least one sink takes messages, or can only be probed with one that is not in memory yet.
+    pub(super) fn some_sink_open(&self, now: Mono) -> bool {
+        (0..self.sinks.len())
+            .any(|id| !self.sinks[id].breaker.is_open() || self.probe_for(SinkId(id), now).is_none())
+    }
+
+    /// The lowest parked message of a sink whose own destination would let it pass.
+    fn probe_for(&self, sink: SinkId, now: Mono) -> Option<Position> {
+        self.destinations
+            .iter()
+            .filter(|((s, _), d)| *s == sink && d.breaker.pass(now) != Pass::Nothing)
+            .filter_map(|(_, d)| d.parked.first().copied())
+            .min()
     }
 
     // ---- loading -----------------------------------------------------------------------------------------------
@@ -186,6 +201,7 @@ impl Core {
                 entry.stage = Stage::Pausing;
                 self.buffered_bytes -= u64::from(entry.bytes);
                 self.pausing.insert((again, position));
+                self.review_of(position);
             }
         }
     }
@@ -234,9 +250,8 @@ impl Core {
     pub(super) fn park(&mut self, position: Position, dest: &DestKey) {
         self.unload(position);
         self.to_load.remove(&position);
-        if let Some(entry) = self.lanes.entry_mut(position) {
-            entry.stage = Stage::Parked(dest.clone());
-        }
+        let Some(entry) = self.lanes.entry_mut(position) else { return };
+        entry.stage = Stage::Parked(dest.clone());
         self.sink(dest.0).parked.insert(position, dest.1.clone());
         self.destinations.entry(dest.clone()).or_default().parked.insert(position);
         if let Some(lane) = self.lanes.lane_of(position).cloned() {
@@ -288,17 +303,26 @@ impl Core {
     pub(super) fn pump_probes(&mut self, now: Mono) {
         let mut wanted: Vec<Position> = Vec::new();
         let mut wakes: Vec<Mono> = Vec::new();
-        for s in &self.sinks {
-            wakes.extend(s.breaker.probe_at());
-            if s.breaker.pass(now) == Pass::Probe && s.sendable.is_empty() && self.loading == 0 {
-                wanted.extend(s.parked.keys().next());
+        for id in 0..self.sinks.len() {
+            wakes.extend(self.sinks[id].breaker.probe_at());
+            let due = self.sinks[id].breaker.pass(now) == Pass::Probe && self.sinks[id].sendable.is_empty();
+            if due && !self.on_its_way(self.sinks[id].candidate) {
+                let candidate = self.probe_for(SinkId(id), now);
+                self.sinks[id].candidate = candidate;
+                wanted.extend(candidate);
             }
         }
-        for ((sink, _), d) in &self.destinations {
+        let mut candidates = Vec::new();
+        for (key, d) in &self.destinations {
             wakes.extend(d.breaker.probe_at());
-            if d.breaker.pass(now) == Pass::Probe && !self.sinks[sink.0].breaker.is_open() {
-                wanted.extend(d.parked.first());
+            let due = d.breaker.pass(now) == Pass::Probe && !self.sinks[key.0.0].breaker.is_open();
+            if due && !self.on_its_way(d.candidate) {
+                candidates.extend(d.parked.first().map(|p| (key.clone(), *p)));
             }
+        }
+        for (key, p) in candidates {
+            self.destinations.entry(key).or_default().candidate = Some(p);
+            wanted.push(p);
         }
         for at in wakes.into_iter().filter(|at| *at > now) {
             self.wake_at(at);
@@ -306,6 +330,17 @@ impl Core {
         for p in wanted {
             self.unpark(p);
         }
+    }
+
+    /// Whether a message brought back for a probe will reach the sink soon, so that no other is needed.
+    fn on_its_way(&self, candidate: Option<Position>) -> bool {
+        candidate.is_some_and(|p| {
+            self.lanes.entry(p).is_some_and(|e| match e.stage {
+                Stage::Ready => self.to_load.contains_key(&p),
+                Stage::Loading | Stage::Loaded => true,
+                _ => false,
+            })
+        })
     }
 
     /// A breaker has opened: what is loaded for its scope is set aside.
@@ -317,7 +352,10 @@ impl Core {
             .map(|(p, l)| (*p, l.dest.clone()))
             .collect();
         for (p, dest) in all {
-            self.park(p, &dest);
+            // What stands behind another one of its key was let go of with that.
+            if self.loaded.contains_key(&p) {
+                self.park(p, &dest);
+            }
         }
     }
 
@@ -375,6 +413,7 @@ impl Core {
 
     fn mark_probe(&mut self, flight: &Flight, now: Mono) {
         let Some(f) = self.flights.get(&flight.ticket) else { return };
+        self.counters.probes += 1;
         let dest = f.dest.clone();
         let sink = &mut self.sinks[dest.0.0].breaker;
         if sink.pass(now) == Pass::Probe {
@@ -429,6 +468,37 @@ enum Permit {
 }
 
 impl Core {
+    /// For tests: what is in memory, for people.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let sinks: Vec<String> = self
+            .sinks
+            .iter()
+            .map(|s| {
+                format!(
+                    "{}: {:?}, in flight {}, buffered {}, sendable {:?}, parked {:?}, candidate {:?}",
+                    s.name, s.breaker, s.in_flight, s.buffered, s.sendable, s.parked, s.candidate
+                )
+            })
+            .collect();
+        format!(
+            "{:?}\n{:?}\n{:?}\nto load {:?}\nloading {}, bytes {}\nflights {:?}\npausing {:?}\n{:?}\n{sinks:?}\n{:?}\ncalls {:?}\n{:?}",
+            self.ownership,
+            self.reading,
+            self.lanes,
+            self.to_load,
+            self.loading,
+            self.buffered_bytes,
+            self.flights,
+            self.pausing,
+            self.settling,
+            self.destinations,
+            self.calls,
+            self.wake,
+        )
+    }
+
     /// For tests: panics if the books of the core do not agree with each other.
     #[doc(hidden)]
     pub fn check_books(&self) {

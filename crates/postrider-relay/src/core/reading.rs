@@ -9,20 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Stage};
 use super::machine::{CallBackoff, Core, Queue};
 use super::protocol::{CallId, Mono, Notice, Request};
 use crate::message::{Head, Lane, Position, Shard};
 use crate::source::{DueCursor, Heads, Owned, Range, Snapshot};
 
-/// Rows per page of the late window.
-const WINDOW_PAGE: u32 = 5_000;
-/// Rows per page of a lane, and of a rescan for the sake of many lanes.
-const LANE_PAGE: u32 = 500;
-/// Above this number of lanes whose next messages are not in memory, one pass over the queue is cheaper than a read each.
-const LANES_BY_RESCAN: usize = 4;
-/// Due rows per read.
-const DUE_PAGE: u32 = 500;
 /// Share of the time that sweeps may take: a pause of 20 times their duration.
 const SWEEP_REST: u32 = 20;
 /// Shortest pause between two slices of a sweep.
@@ -33,6 +25,7 @@ const MARK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     cohorts: Vec<Cohort>,
+    next_cohort: u64,
     /// Which cohort is polled next.
     turn: usize,
     poll: Option<Poll>,
@@ -60,6 +53,8 @@ pub(super) struct Reading {
 /// Shards that are read together, and how far.
 #[derive(Debug, Default)]
 struct Cohort {
+    /// Never used again.
+    id: u64,
     shards: BTreeSet<Shard>,
     high: Position,
     /// All that can still commit at or below it is in memory or settled.
@@ -85,7 +80,8 @@ struct Poll {
     /// Its first call; rows are judged by it.
     first: CallId,
     call: CallId,
-    cohort: BTreeSet<Shard>,
+    /// Not by its shards: one of them may have been lost and taken again meanwhile, in a cohort that begins at zero.
+    cohort: u64,
     owned: Vec<Owned>,
     heads: Vec<Head>,
     full: bool,
@@ -94,7 +90,7 @@ struct Poll {
     in_window: bool,
     /// When the read that `snapshot` is from was asked for.
     asked: Mono,
-    /// Of the first page of the window: what a later page could see beyond it, the earlier ones did not read.
+    /// Of the window, or of the head where there is no window to read.
     snapshot: Option<Snapshot>,
 }
 
@@ -104,8 +100,23 @@ struct DuePoll {
     cursor: DueCursor,
     sweeping: bool,
     at: Mono,
+    /// Where a sweep of the due rows goes on; from the start, if it is not under way.
+    sweep: DueCursor,
     sweep_at: Mono,
     backoff: CallBackoff,
+    /// Rows that must not pass ready ones of their key that have not been read yet.
+    early: Vec<EarlyDue>,
+}
+
+/// Due rows above `low`: ready ones of their transaction may not have been read. They reach their lanes when a poll that
+/// began later than they were read has come to their position: it has seen everything that had committed with them.
+#[derive(Debug)]
+struct EarlyDue {
+    call: CallId,
+    /// The first poll that will do.
+    from: CallId,
+    owned: Vec<Owned>,
+    rows: Vec<Head>,
 }
 
 #[derive(Debug, Default)]
@@ -133,7 +144,12 @@ impl Reading {
         if shards.is_empty() {
             return;
         }
-        self.cohorts.push(Cohort { shards: shards.into_iter().collect(), ..Cohort::default() });
+        self.next_cohort += 1;
+        self.cohorts.push(Cohort {
+            id: self.next_cohort,
+            shards: shards.into_iter().collect(),
+            ..Cohort::default()
+        });
         self.due.cursor = DueCursor::default();
         self.hinted = true;
     }
@@ -208,11 +224,6 @@ impl Cohort {
         }
     }
 
-    /// Whether all ready rows below `position` that could be seen have been read.
-    fn passed(&self, position: Position) -> bool {
-        self.caught_up || position <= self.high
-    }
-
     fn mark(&mut self, now: Mono) {
         let newest = self.marks.back();
         if self.high > self.low
@@ -235,16 +246,19 @@ impl Core {
     }
 
     /// Whether there is room for more narrow rows.
-    fn wants_heads(&self) -> bool {
-        self.lanes.stopped() < self.settings.held_lanes as usize
-            && self.lanes.len() - self.lanes.stopped().min(self.lanes.len())
-                < self.settings.buffer_heads as usize
+    fn wants_heads(&self, now: Mono) -> bool {
+        self.lanes.stopped() < self.settings.held_lanes as usize && self.wants_due(now)
+    }
+
+    /// Whether there is room for due rows. They are what releases held lanes, so the number of those is no reason to wait.
+    fn wants_due(&self, now: Mono) -> bool {
+        self.lanes.flowing() < self.settings.buffer_heads as usize
             && self.to_load.len() < self.settings.head_batch as usize
-            && self.some_sink_open()
+            && self.some_sink_open(now)
     }
 
     fn pump_poll(&mut self, now: Mono) {
-        if self.reading.poll.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads() {
+        if self.reading.poll.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads(now) {
             return;
         }
         let hinted = std::mem::take(&mut self.reading.hinted);
@@ -258,14 +272,14 @@ impl Core {
         self.reading.turn = (self.reading.turn + 1) % self.reading.cohorts.len();
         let cohort = &self.reading.cohorts[self.reading.turn];
         let range = Range { after: cohort.high, up_to: None, limit: self.settings.head_batch };
-        let (shards, high) = (cohort.shards.clone(), cohort.high);
-        let owned = self.ownership.owned(shards.iter().copied());
+        let (id, high) = (cohort.id, cohort.high);
+        let owned = self.ownership.owned(cohort.shards.iter().copied());
         let call = self.call(Request::Heads { owned: owned.clone(), range });
         self.reading.open_reads.insert(call);
         self.reading.poll = Some(Poll {
             first: call,
             call,
-            cohort: shards,
+            cohort: id,
             owned,
             heads: vec![],
             full: false,
@@ -311,20 +325,13 @@ impl Core {
     fn poll_answered(&mut self, range: Range, h: Heads, now: Mono) {
         let Some(mut poll) = self.reading.poll.take() else { return };
         if poll.in_window {
-            let full = h.rows.len() >= range.limit as usize;
-            let last = h.rows.last().map(|r| r.position);
-            poll.window.extend(h.rows);
-            poll.snapshot.get_or_insert(h.snapshot);
-            match last {
-                Some(after) if full => return self.read_window(poll, after),
-                _ => return self.end_poll(poll, now),
-            }
+            poll.window = h.rows;
+            poll.snapshot = Some(h.snapshot);
+            return self.end_poll(poll, now);
         }
         poll.full = h.rows.len() >= range.limit as usize;
         poll.heads = h.rows;
-        let Some(c) =
-            self.reading.cohorts.iter_mut().find(|c| c.shards.iter().any(|s| poll.cohort.contains(s)))
-        else {
+        let Some(c) = self.reading.cohorts.iter().find(|c| c.id == poll.cohort) else {
             return self.end_poll(poll, now);
         };
         // A database in which ids commit in order needs no window.
@@ -338,8 +345,10 @@ impl Core {
         }
     }
 
+    /// In one read, however large: the pages of several would see different snapshots, and a later page a message whose
+    /// predecessor, committed with it, an earlier page had just missed.
     fn read_window(&mut self, mut poll: Poll, after: Position) {
-        let range = Range { after, up_to: Some(poll.window_to), limit: WINDOW_PAGE };
+        let range = Range { after, up_to: Some(poll.window_to), limit: u32::MAX };
         poll.owned.retain(|o| self.ownership.holds(*o));
         poll.call = self.call(Request::Heads { owned: poll.owned.clone(), range });
         poll.in_window = true;
@@ -352,17 +361,17 @@ impl Core {
         let works: BTreeSet<Shard> =
             owned.iter().map(|o| o.shard).filter(|s| self.ownership.works(*s)).collect();
         let highest = poll.heads.last().map(|h| h.position);
-        let mut new = 0;
-        for head in poll.window.iter().chain(&poll.heads) {
-            new += usize::from(works.contains(&head.shard) && self.admit(poll.first, head));
-        }
+        let mut admit = |rows: &[Head]| -> usize {
+            rows.iter().map(|h| usize::from(works.contains(&h.shard) && self.admit(poll.first, h))).sum()
+        };
+        let late = admit(&poll.window);
+        let new = late + admit(&poll.heads);
+        self.counters.late += late as u64;
         self.reading.close_read(poll.first);
         self.reading.poll_backoff.worked();
         self.reading.last_poll = Some(now);
         let top = self.reading.cohorts.first().map(|c| c.high).unwrap_or_default();
-        if let Some(c) =
-            self.reading.cohorts.iter_mut().find(|c| c.shards.iter().any(|s| poll.cohort.contains(s)))
-        {
+        if let Some(c) = self.reading.cohorts.iter_mut().find(|c| c.id == poll.cohort) {
             c.high = c.high.max(highest.unwrap_or_default());
             c.caught_up = !poll.full;
             if c.caught_up {
@@ -375,6 +384,7 @@ impl Core {
             }
             c.mark(now);
         }
+        let new = new + self.admit_early(&poll);
         self.pause_after_poll(new, poll.full, now);
     }
 
@@ -403,7 +413,7 @@ impl Core {
     }
 
     fn pump_due(&mut self, now: Mono) {
-        if self.reading.due.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads() {
+        if self.reading.due.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_due(now) {
             return;
         }
         let d = &self.reading.due;
@@ -413,10 +423,10 @@ impl Core {
             return;
         }
         let sweeping = now >= d.sweep_at;
-        let after = if sweeping { DueCursor::default() } else { d.cursor };
+        let after = if sweeping { d.sweep } else { d.cursor };
         let shards: Vec<Shard> = self.reading.cohorts.iter().flat_map(|c| c.shards.iter().copied()).collect();
         let owned = self.ownership.owned(shards);
-        let call = self.call(Request::Due { owned, after, limit: DUE_PAGE });
+        let call = self.call(Request::Due { owned, after, limit: self.settings.pages.due });
         self.reading.open_reads.insert(call);
         let d = &mut self.reading.due;
         d.call = Some(call);
@@ -426,18 +436,11 @@ impl Core {
     pub(super) fn due_read(&mut self, call: CallId, owned: &[Owned], limit: u32, h: Heads, now: Mono) {
         self.lose_missing(owned, &h.mine);
         let works: BTreeSet<Shard> = self.works_of(owned);
-        let mut new = 0;
-        for head in &h.rows {
-            // A delayed message must not pass ready ones of its key that have not been read yet; the next sweep brings it.
-            let passed = self
-                .reading
-                .cohorts
-                .iter()
-                .any(|c| c.shards.contains(&head.shard) && c.passed(head.position));
-            new += usize::from(passed && works.contains(&head.shard) && self.admit(call, head));
-        }
-        self.reading.close_read(call);
         let full = h.rows.len() >= limit as usize;
+        let (ready, early): (Vec<Head>, Vec<Head>) =
+            h.rows.into_iter().filter(|r| works.contains(&r.shard)).partition(|r| self.in_turn(r));
+        let new = ready.iter().filter(|head| self.admit(call, head)).count();
+        self.keep_early(call, owned, early);
         let d = &mut self.reading.due;
         d.call = None;
         d.backoff.worked();
@@ -446,9 +449,54 @@ impl Core {
             d.cursor = d.cursor.max(next);
         }
         if d.sweeping {
-            d.sweep_at = now.plus(self.settings.sweep_every);
+            d.sweep = h.next.filter(|_| full).unwrap_or_default();
+            let pause = if full { SWEEP_SLICE_PAUSE.min(self.settings.sweep_every) } else { self.settings.sweep_every };
+            d.sweep_at = now.plus(pause);
         }
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
+    }
+
+    /// Whether all ready rows of its key that come before a due row have been read. For a message that holds its key
+    /// there are none: its predecessors were recorded before its failure was.
+    fn in_turn(&self, head: &Head) -> bool {
+        let holds = self.lanes.entry(head.position).is_some_and(|e| matches!(e.stage, Stage::Held | Stage::Blocked));
+        let cohort = self.reading.cohorts.iter().find(|c| c.shards.contains(&head.shard));
+        holds || cohort.is_some_and(|c| head.position <= c.low)
+    }
+
+    fn keep_early(&mut self, call: CallId, owned: &[Owned], rows: Vec<Head>) {
+        let kept: usize = self.reading.due.early.iter().map(|e| e.rows.len()).sum();
+        if rows.is_empty() || kept + rows.len() > 2 * self.settings.pages.due as usize {
+            // Where there are too many a later sweep brings them.
+            return self.reading.close_read(call);
+        }
+        let from = self.upcoming_call();
+        self.reading.hinted = true;
+        self.reading.due.early.push(EarlyDue { call, from, owned: owned.to_vec(), rows });
+    }
+
+    /// A poll has ended: gives the due rows that waited for it to their lanes.
+    fn admit_early(&mut self, poll: &Poll) -> usize {
+        let mut new = 0;
+        for mut early in std::mem::take(&mut self.reading.due.early) {
+            let works = self.works_of(&early.owned);
+            let late_enough = early.from <= poll.first;
+            let polled = self.reading.cohorts.iter().find(|c| c.id == poll.cohort);
+            let (ready, rest) = early.rows.into_iter().filter(|r| works.contains(&r.shard)).partition(|r| {
+                let covered =
+                    polled.is_some_and(|c| c.shards.contains(&r.shard) && (!poll.full || r.position <= c.high));
+                self.in_turn(r) || late_enough && covered
+            });
+            let ready: Vec<Head> = ready;
+            new += ready.iter().filter(|head| self.admit(early.call, head)).count();
+            early.rows = rest;
+            if early.rows.is_empty() {
+                self.reading.close_read(early.call);
+            } else {
+                self.reading.due.early.push(early);
+            }
+        }
+        new
     }
 
     fn works_of(&self, owned: &[Owned]) -> BTreeSet<Shard> {
@@ -460,7 +508,7 @@ impl Core {
     }
 
     fn pump_sweep(&mut self, now: Mono) {
-        if self.reading.sweep.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads() {
+        if self.reading.sweep.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads(now) {
             return;
         }
         let at = self.reading.sweep.at;
@@ -525,7 +573,7 @@ impl Core {
         if self.to_load.len() >= self.settings.buffer_heads as usize {
             return;
         }
-        if self.reading.hungry.len() > LANES_BY_RESCAN {
+        if self.reading.hungry.len() > self.settings.pages.lanes_by_rescan {
             return self.begin_rescan();
         }
         let lanes: Vec<Lane> = self.reading.hungry.iter().cloned().collect();
@@ -537,7 +585,7 @@ impl Core {
     fn read_lane(&mut self, lane: Lane) {
         let Some(state) = self.lanes.get_mut(&lane) else { return };
         let (false, Some(t)) = (state.paging, state.tail) else { return };
-        let range = Range { after: Position(t.from.0 - 1), up_to: Some(t.to), limit: LANE_PAGE };
+        let range = Range { after: Position(t.from.0 - 1), up_to: Some(t.to), limit: self.settings.pages.lane };
         let Some(owned) = self.ownership.owned([state.shard]).pop() else { return };
         if !self.ownership.works(owned.shard) {
             return;
@@ -561,6 +609,7 @@ impl Core {
         let full = h.rows.len() >= range.limit as usize;
         let end = range.up_to.unwrap_or_default();
         let read_to = if full { h.rows.last().map_or(end, |r| r.position) } else { end };
+        self.counters.lane_pages += 1;
         self.lanes.page(lane, &rows, range.after, read_to);
         self.reading.close_read(call);
         self.review(lane);
@@ -575,7 +624,7 @@ impl Core {
             .reading
             .hungry
             .iter()
-            .filter(|l| self.lanes.get(l).is_some_and(|s| !s.paging))
+            .filter(|l| self.lanes.get(l).is_some_and(|s| !s.paging && self.ownership.works(s.shard)))
             .cloned()
             .collect();
         let tails = lanes.iter().filter_map(|l| self.lanes.get(l)?.tail);
@@ -601,6 +650,7 @@ impl Core {
 
     fn rescan_answered(&mut self, call: CallId, owned: &[Owned], range: Range, h: &Heads) {
         let Some(mut scan) = self.reading.rescan.take() else { return };
+        self.counters.rescans += 1;
         self.reading.lane_backoff.worked();
         let works = self.works_of(owned);
         scan.lanes.retain(|l| self.lanes.get(l).is_some_and(|s| works.contains(&s.shard)));

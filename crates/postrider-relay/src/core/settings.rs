@@ -45,6 +45,9 @@ pub struct Settings {
     pub confirm_delay: Duration,
     /// Breakers.
     pub breaker: BreakerSettings,
+    /// Sizes of pages.
+    #[doc(hidden)]
+    pub pages: Pages,
     /// Protections that a demonstration or a test switches off. All on by default.
     #[doc(hidden)]
     pub protections: Protections,
@@ -73,8 +76,31 @@ impl Default for Settings {
             on_dead: OnDead::Skip,
             confirm_delay: Duration::from_secs(1),
             breaker: BreakerSettings::default(),
+            pages: Pages::default(),
             protections: Protections::default(),
         }
+    }
+}
+
+/// Rows per read of what is read in pages, and what decides between two ways to read. Settings only so that a test
+/// reaches the second page with a handful of messages.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// Held keys, at acquisition and when blocked keys are looked up again.
+    pub held: u32,
+    /// One lane.
+    pub lane: u32,
+    /// Due rows.
+    pub due: u32,
+    /// Above this number of lanes whose next messages are not in memory, one pass over the queue is cheaper than a read
+    /// each.
+    pub lanes_by_rescan: usize,
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        Self { held: 5_000, lane: 500, due: 500, lanes_by_rescan: 4 }
     }
 }
 

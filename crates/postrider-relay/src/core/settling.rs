@@ -197,6 +197,7 @@ impl Core {
             // What was decided under an earlier ownership went with it.
             let held = owned.iter().any(|o| o.shard == settled.shard && self.ownership.holds(*o));
             if held {
+                self.counters.ambiguous += 1;
                 s.ambiguous.insert(settled.position, settled.shard);
                 s.queue.push_front(Item { settled, since: now });
             } else {

@@ -226,7 +226,7 @@ impl Run<'_> {
 
 async fn perform(source: &Source, request: Request, state: RelayState) -> Result<Answer, SourceError> {
     Ok(match request {
-        Request::Acquire { have } => Answer::Acquired(source.ownership.acquire(have).await?),
+        Request::Acquire { have } => Answer::Acquired(source.ownership.acquire(&have).await?),
         Request::Held { owned, after, limit } => {
             Answer::Held(source.ownership.held(&owned, after, limit).await?)
         }

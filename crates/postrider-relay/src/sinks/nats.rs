@@ -20,6 +20,7 @@ use async_nats::jetstream::context::{
 };
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::publish::PublishAck;
+use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{Config, StorageType};
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
@@ -361,15 +362,17 @@ async fn inspect(session: &Session, settings: &Settings) -> Result<DurabilityTie
 }
 
 /// Whether the account may use JetStream at all.
+///
+/// Only whether there is an answer counts: its fields differ between versions of the server (2.9 lacks some that the
+/// client's own type wants).
 async fn account(session: &Session) -> Result<(), SinkError> {
-    use async_nats::jetstream::context::AccountErrorKind as Kind;
     let server = &session.server;
-    match allowed(session, "INFO", session.context.query_account()).await {
-        Some(Ok(_)) => Ok(()),
-        Some(Err(error)) => Err(match error.kind() {
-            Kind::JetStream(error) => SinkError::Operator(format!("NATS at {server}: {error}")),
-            _ => silent(session, None),
-        }),
+    match allowed(session, "INFO", session.context.request::<_, _, Response<serde_json::Value>>("INFO", &()))
+        .await
+    {
+        Some(Ok(Response::Ok(_))) => Ok(()),
+        Some(Ok(Response::Err { error })) => Err(SinkError::Operator(format!("NATS at {server}: {error}"))),
+        Some(Err(error)) => Err(silent(session, Some(&error))),
         None => {
             tracing::warn!(%server, "this user may not ask JetStream about the account; it is not checked");
             Ok(())

@@ -30,10 +30,13 @@ pub(super) enum Failure {
     Deadline(Duration),
 }
 
+/// Prepares a new connection.
+type Session<C> = Box<dyn for<'c> Fn(&'c mut C) -> Answer<'c, ()> + Send + Sync>;
+
 /// Connections to one database, opened when they are needed.
 pub(super) struct Pool<C: Connection> {
     options: C::Options,
-    session: Box<dyn for<'c> Fn(&'c mut C) -> Answer<'c, ()> + Send + Sync>,
+    session: Session<C>,
     deadline: Duration,
     permits: Semaphore,
     idle: Mutex<Vec<C>>,

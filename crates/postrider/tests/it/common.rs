@@ -50,7 +50,7 @@ impl Postgres {
         let name = format!("postrider_test_{}", uuid::Uuid::now_v7().simple());
         at_server(format!("create database {name} template template0 encoding 'UTF8'")).await;
         let url = with_database(&server(), &name);
-        let pool = PgPoolOptions::new().max_connections(24).connect_lazy_with(options(&url));
+        let pool = PgPoolOptions::new().max_connections(6).connect_lazy_with(options(&url));
         Self { pool, url, name }
     }
 

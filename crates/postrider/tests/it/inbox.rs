@@ -156,7 +156,10 @@ where
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_sixteen_concurrent_copies_one_takes_effect() {
     const IDS: usize = 60;
-    let db = Arc::new(Postgres::new().await);
+    let mut db = Postgres::new().await;
+    db.pool =
+        sqlx::postgres::PgPoolOptions::new().max_connections(16).connect(&db.url).await.expect("connect");
+    let db = Arc::new(db);
     db.exec("create table effect (message_id text not null)").await.expect("create");
     let copies: Vec<_> = (0..16)
         .map(|copy| {

@@ -1,10 +1,13 @@
 //! The migrator: many processes at once, kills in the middle, the page, versions.
 
 use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::time::Duration;
 
 use postrider::Dialect;
 use postrider::schema::{self, SchemaError};
-use sqlx::{Connection, PgConnection, SqliteConnection};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection, PgConnection};
 
 use crate::common::{Postgres, Sqlite, Store, run};
 
@@ -40,7 +43,9 @@ async fn child_that_migrates() {
         schema::migrate(&mut conn).await.expect("migrate");
         return schema::ensure(&mut conn).await.expect("ensure");
     }
-    let mut conn = SqliteConnection::connect(&address).await.expect("open");
+    // Without SQLite's own busy timeout: the migrator must be patient by itself.
+    let options = SqliteConnectOptions::from_str(&address).expect("an address").busy_timeout(Duration::ZERO);
+    let mut conn = options.connect().await.expect("open");
     if let Ok(steps) = std::env::var("POSTRIDER_TEST_DIE_AFTER") {
         let mut left: u32 = steps.parse().expect("a number");
         conn.lock_handle().await.expect("handle").set_progress_handler(1, move || {

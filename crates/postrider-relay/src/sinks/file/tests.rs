@@ -112,7 +112,7 @@ async fn a_torn_last_line_is_cut_off() {
         std::fs::write(&path, format!("{whole}{torn}")).unwrap();
         let sink = open_at(&path).await.unwrap();
         publish(&*sink, 1..2).await;
-        assert_eq!(ids(&path), ["m0", "m1"], "{:.20}", torn);
+        assert_eq!(ids(&path), ["m0", "m1"], "{torn:.20}");
     }
     std::fs::write(&path, "{\"mess").unwrap();
     open_at(&path).await.unwrap();

@@ -158,7 +158,7 @@ mod tests {
             ("traceparent", "00-1-2-01"),
             ("X-Tenant", "å"),
         ] {
-            assert_eq!(headers.get(name).map(|v| v.as_str()), Some(value), "{name}");
+            assert_eq!(headers.get(name).map(async_nats::HeaderValue::as_str), Some(value), "{name}");
         }
         assert!(headers.get("tracestate").is_none());
         let (_, headers) = map(&outgoing(|_| {}), &settings("dedupe=false")).unwrap();
@@ -213,7 +213,7 @@ mod tests {
             &settings(""),
         )
         .unwrap();
-        assert_eq!(headers.get("traceparent").map(|v| v.as_str()), Some("mine"));
+        assert_eq!(headers.get("traceparent").map(async_nats::HeaderValue::as_str), Some("mine"));
         assert!(map(&outgoing(|m| m.topic = "订单.已付".into()), &settings("")).is_ok());
     }
 }

@@ -39,10 +39,15 @@ async fn open(url: SecretString, identity: Identity, options: SourceOptions) -> 
         &format!("postrider {name}"),
         options.connections.saturating_sub(1),
         options.statement_timeout,
-        RELAY_SESSION,
+        statements::RELAY_SESSION,
     )?;
-    let leasing =
-        Server::new(&url, &format!("postrider {name} lease"), 1, options.statement_timeout, RELAY_SESSION)?;
+    let leasing = Server::new(
+        &url,
+        &format!("postrider {name} lease"),
+        1,
+        options.statement_timeout,
+        statements::RELAY_SESSION,
+    )?;
     working.check(check::Needs::Relay).await?;
     let (working, leasing) = (Arc::new(working), Arc::new(leasing));
     Ok(Source {
@@ -60,24 +65,7 @@ async fn admin(url: SecretString) -> Result<Arc<dyn Admin>, SourceError> {
     Ok(Arc::new(admin::PostgresAdmin(inspect::PostgresInspect(Arc::new(server)))))
 }
 
-/// $1 statement timeout, $2 lock timeout, in milliseconds.
-///
-/// The planner sees few rows in a queue whose heap keeps the size of its backlog, and then prefers to read all of it:
-/// 1,274 pages instead of 2. Joins are between arrays of a settle alone, where a nested loop guessed from "ten rows"
-/// compares each with each. One plan for all values, because nothing about it depends on them.
-const RELAY_SESSION: &str = "
-select set_config('default_transaction_isolation', 'read committed', false),
-       set_config('timezone', 'UTC', false),
-       set_config('statement_timeout', $1, false),
-       set_config('lock_timeout', $2, false),
-       set_config('idle_in_transaction_session_timeout', $1, false),
-       set_config('enable_seqscan', 'off', false),
-       set_config('enable_bitmapscan', 'off', false),
-       set_config('enable_nestloop', 'off', false),
-       set_config('plan_cache_mode', 'force_generic_plan', false),
-       set_config('jit', 'off', false)";
-
-/// As [`RELAY_SESSION`], for queries that join a few rows of one table to others by id.
+/// As [`statements::RELAY_SESSION`], for queries that join a few rows of one table to others by id.
 const ADMIN_SESSION: &str = "
 select set_config('default_transaction_isolation', 'read committed', false),
        set_config('timezone', 'UTC', false),

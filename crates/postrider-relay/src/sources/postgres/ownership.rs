@@ -37,14 +37,25 @@ values ($1, $2, $3, clock_timestamp() + $4 * interval '1 microsecond', coalesce(
 on conflict (relay) do update
 set heartbeat_at = clock_timestamp(), expires_at = excluded.expires_at, state = coalesce($5, r.state)";
 
-/// $1 relay. How many shards there are, how many look free, and how many each of the other live relays owns.
+/// $1 relay, $2 the tokens it knows. How many shards there are, how many look free, how many it owns without knowing, and
+/// how many each of the other live relays owns.
 const LOOK: &str = "
 select (select count(*) from outbox_shard) as shards,
+       (select count(*) from outbox_shard s where s.owner = $1 and s.token <> all($2)) as stranded,
        (select count(*) from outbox_shard s
         where s.owner is null
            or not exists (select from outbox_relay r where r.relay = s.owner and r.expires_at > clock_timestamp())) as free,
        array(select (select count(*) from outbox_shard s where s.owner = r.relay)
              from outbox_relay r where r.relay <> $1 and r.expires_at > clock_timestamp()) as others";
+
+/// $1 relay, $2 the tokens it knows. The answer to an earlier acquisition was lost: nobody works on these shards, and as
+/// long as this relay lives nobody else could take them.
+const FREE_STRANDED: &str = "
+with stranded as materialized (
+  select s.shard from outbox_shard s where s.owner = $1 and s.token <> all($2) order by s.shard for update of s)
+update outbox_shard s
+set owner = null, token = null, acquired_at = null
+where s.shard = any(array(select m.shard from stranded m))";
 
 /// $1 limit. The shards that look free, locked in their order.
 const LOCK_SHARDS: &str = "
@@ -105,25 +116,34 @@ const LEAVE: &str = "delete from outbox_relay r where r.relay = $1";
 
 #[async_trait]
 impl Ownership for PostgresOwnership {
-    async fn acquire(&self, have: u32) -> Result<Acquired, SourceError> {
-        self.enrol(None).await?;
-        let look = sqlx::query(LOOK).bind(self.identity.relay);
-        let (all, free, others) = self
+    async fn acquire(&self, have: &[Owned]) -> Result<Acquired, SourceError> {
+        // The renewals keep the row alive; it is written here only where they have not begun, or a shard is to be taken.
+        if have.is_empty() {
+            self.enrol(None).await?;
+        }
+        let look = sqlx::query(LOOK).bind(self.identity.relay).bind(tokens(have));
+        let (all, free, stranded, others) = self
             .server
             .run("look for free shards", |c| {
                 Box::pin(async move {
                     let row = look.fetch_one(c).await?;
                     let (all, free): (i64, i64) = (row.try_get("shards")?, row.try_get("free")?);
-                    Ok((all, free, row.try_get::<Vec<i64>, _>("others")?))
+                    let stranded: i64 = row.try_get("stranded")?;
+                    Ok((all, free, stranded, row.try_get::<Vec<i64>, _>("others")?))
                 })
             })
             .await?;
         let shards = u32::try_from(all).unwrap_or(0);
         let others: Vec<u32> = others.into_iter().map(|count| u32::try_from(count).unwrap_or(0)).collect();
         let live_relays = u32::try_from(others.len()).unwrap_or(u32::MAX).saturating_add(1);
-        let wanted = even_share(shards, &others).saturating_sub(have);
+        let have_count = u32::try_from(have.len()).unwrap_or(u32::MAX);
+        let wanted = even_share(shards, &others).saturating_sub(have_count);
         let mut acquired = Acquired { live_relays, shards, ..Acquired::default() };
-        if wanted > 0 && free > 0 {
+        if stranded > 0 {
+            self.free_stranded(have).await?;
+        }
+        if wanted > 0 && free + stranded > 0 {
+            self.enrol(None).await?;
             (acquired.owned, acquired.unclean) = self.take(wanted).await?;
         }
         Ok(acquired)
@@ -241,6 +261,13 @@ impl PostgresOwnership {
             })
             .await?;
         Ok(Renewed { mine: shards(mine), live_relays: u32::try_from(live).unwrap_or(0) })
+    }
+
+    async fn free_stranded(&self, have: &[Owned]) -> Result<(), SourceError> {
+        let query = sqlx::query(FREE_STRANDED).bind(self.identity.relay).bind(tokens(have));
+        self.server
+            .run("give stranded shards back", |c| Box::pin(async move { query.execute(c).await.map(drop) }))
+            .await
     }
 
     async fn take(&self, wanted: u32) -> Result<(Vec<Owned>, Vec<Shard>), SourceError> {

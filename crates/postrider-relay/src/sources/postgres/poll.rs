@@ -75,7 +75,7 @@ pub(super) fn shards(numbers: Vec<i16>) -> Vec<Shard> {
 fn narrow(row: &PgRow, waiting: bool) -> Result<Heads, sqlx::Error> {
     let mine = shards(row.try_get("mine")?);
     let xmin: i64 = row.try_get("xmin")?;
-    let xmax: i64 = row.try_get("xmax")?;
+    let xmax = next_transaction(row.try_get("xmax")?, row.try_get("next_from_3")?);
     let ids: Vec<i64> = row.try_get("ids")?;
     let lanes: Vec<i64> = row.try_get("lanes")?;
     let sizes: Vec<i32> = row.try_get("sizes")?;
@@ -154,5 +154,30 @@ pub(super) fn payload(text: Option<String>, bytes: Option<Vec<u8>>) -> Payload {
         (Some(text), _) => Payload::Text(Bytes::from(text)),
         (None, Some(bytes)) => Payload::Binary(Bytes::from(bytes)),
         (None, None) => Payload::Absent,
+    }
+}
+
+/// The next transaction id to be given out, 64 bits wide: its lower 32 bits are three above the age of transaction 3, and
+/// it is not below the snapshot's xmax.
+fn next_transaction(xmax: i64, age_of_3: i64) -> i64 {
+    xmax + ((age_of_3 + 3 - xmax) & 0xffff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_transaction;
+
+    #[test]
+    fn the_next_transaction_is_found_across_epochs() {
+        assert_eq!(next_transaction(750, 747), 750);
+        assert_eq!(next_transaction(750, 752), 755);
+        let epoch = 1 << 32;
+        // Lower half beyond 2^31: the age is negative.
+        assert_eq!(
+            next_transaction(epoch + 0xf000_0000, i64::from(0xf000_0007_u32.wrapping_sub(3).cast_signed())),
+            epoch + 0xf000_0007
+        );
+        // The lower half has just turned over.
+        assert_eq!(next_transaction(epoch - 1, 2), epoch + 5);
     }
 }

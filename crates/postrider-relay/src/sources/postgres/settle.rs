@@ -10,7 +10,7 @@ use sqlx::query::Query;
 
 use super::poll::shards;
 use super::{Server, micros, signed, statements};
-use crate::message::{Origin, Position};
+use crate::message::{Origin, Position, Shard};
 use crate::source::{Owned, SettleReport, Settled, Settler, SourceError, Verdict};
 use crate::sources::storable;
 
@@ -31,15 +31,25 @@ impl Settler for PostgresSettler {
     async fn settle(&self, owned: &[Owned], settled: &[Settled]) -> Result<SettleReport, SourceError> {
         let batches = Batches::of(owned, settled);
         let mut report = SettleReport::default();
+        let mut fenced = HashSet::new();
         if !batches.sent.ids.is_empty() {
-            self.record(&mut report, "record sent messages", batches.sent.query(self.relay)).await?;
+            let asked = batches.sent.rows.shards.clone();
+            let query = batches.sent.query(self.relay);
+            fenced.extend(self.record(&mut report, "record sent messages", asked, query).await?);
         }
         if !batches.retry.ids.is_empty() {
-            self.record(&mut report, "record failed attempts", batches.retry.query()).await?;
+            let asked = batches.retry.rows.shards.clone();
+            fenced.extend(
+                self.record(&mut report, "record failed attempts", asked, batches.retry.query()).await?,
+            );
         }
         if !batches.dead.ids.is_empty() {
-            self.record(&mut report, "record dead messages", batches.dead.query()).await?;
+            let asked = batches.dead.rows.shards.clone();
+            fenced
+                .extend(self.record(&mut report, "record dead messages", asked, batches.dead.query()).await?);
         }
+        // A takeover between two of the statements: what one of them did not find ours is not ours.
+        report.mine.retain(|shard| !fenced.contains(shard));
         report.mine.sort_unstable();
         report.mine.dedup();
         Ok(report)
@@ -47,19 +57,23 @@ impl Settler for PostgresSettler {
 }
 
 impl PostgresSettler {
+    /// Returns the shards of `asked` that were not ours.
     async fn record(
         &self,
         report: &mut SettleReport,
         doing: &str,
+        asked: Vec<Shard>,
         query: Query<'static, Postgres, PgArguments>,
-    ) -> Result<(), SourceError> {
+    ) -> Result<Vec<Shard>, SourceError> {
         let row: PgRow = self.server.run(doing, |c| Box::pin(query.fetch_one(c))).await?;
         let (mine, ids) = answer(&row).map_err(|error| {
             super::errors::explain(&self.server.place, "understand an answer", error.into())
         })?;
-        report.mine.extend(shards(mine));
+        let mine = shards(mine);
         report.settled.extend(ids.into_iter().map(Position));
-        Ok(())
+        let fenced = asked.into_iter().filter(|shard| !mine.contains(shard)).collect();
+        report.mine.extend(mine);
+        Ok(fenced)
     }
 }
 
@@ -70,6 +84,7 @@ fn answer(row: &PgRow) -> Result<(Vec<i16>, Vec<i64>), sqlx::Error> {
 /// What every settle needs of its messages: the tokens of the shards that occur, and where each row is.
 #[derive(Debug, Default)]
 struct Rows {
+    shards: Vec<Shard>,
     tokens: Vec<i64>,
     from_queue: Vec<i64>,
     from_waiting: Vec<i64>,
@@ -83,6 +98,7 @@ impl Rows {
             // Messages of one shard tend to stand together; at most as many tokens as there are shards.
             if !self.tokens.contains(&token) {
                 self.tokens.push(token);
+                self.shards.push(settled.shard);
             }
         }
         match settled.origin {

@@ -12,7 +12,7 @@ use crate::inspect::{
     Shown, Status, Which,
 };
 use crate::message::Position;
-use crate::source::{Conservation, Inspect, SourceError, Summary};
+use crate::source::{Conservation, DeadReason, Inspect, SourceError, Summary};
 use crate::sources::headers;
 use crate::sources::pool::Answer;
 
@@ -414,7 +414,7 @@ impl SqliteAdmin {
                 let query = sqlx::query_scalar::<_, i64>(CHOOSE)
                     .bind(topic.clone())
                     .bind(key.clone())
-                    .bind(reason.map(|reason| reason.as_str()))
+                    .bind(reason.map(DeadReason::as_str))
                     .bind(i64::from(*limit));
                 self.file().read("list dead messages", |c| Box::pin(query.fetch_all(c))).await
             }

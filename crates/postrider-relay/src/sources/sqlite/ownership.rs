@@ -49,6 +49,11 @@ where s.shard = 0 and (s.owner is null or not exists (
   select 1 from outbox_relay r
   where r.relay = s.owner and r.expires_at > cast((julianday('now') - 2440587.5) * 86400000 as integer) * 1000))";
 
+/// ?1 relay, ?2 the token it knows, or null. The answer to an earlier acquisition was lost: nobody works on the shard.
+const FREE_STRANDED: &str = "
+update outbox_shard set owner = null, token = null, acquired_at = null
+where owner = ?1 and (?2 is null or token <> ?2)";
+
 /// ?1 relay, ?2 token.
 const TAKE: &str = "
 update outbox_shard
@@ -89,7 +94,8 @@ limit ?3";
 
 #[async_trait]
 impl Ownership for SqliteOwnership {
-    async fn acquire(&self, have: u32) -> Result<Acquired, SourceError> {
+    async fn acquire(&self, have: &[Owned]) -> Result<Acquired, SourceError> {
+        let known = token(have);
         let fresh = Owned { shard: SHARD, token: random_token()? };
         let (who, patience) = (self.identity.clone(), self.file.patience);
         self.file
@@ -98,13 +104,14 @@ impl Ownership for SqliteOwnership {
                     begin(c, patience).await?;
                     enrol(c, &who, None).await?;
                     sqlx::query(TIDY).bind(who.relay).execute(&mut *c).await?;
+                    sqlx::query(FREE_STRANDED).bind(who.relay).bind(known).execute(&mut *c).await?;
                     let others: Vec<i64> =
                         sqlx::query_scalar(OTHERS).bind(who.relay).fetch_all(&mut *c).await?;
                     let others: Vec<u32> = others.into_iter().map(unsigned).collect();
                     let live_relays = u32::try_from(others.len()).unwrap_or(u32::MAX).saturating_add(1);
                     let mut acquired = Acquired { live_relays, shards: 1, ..Acquired::default() };
                     let free: Option<Option<i64>> = sqlx::query_scalar(FREE).fetch_optional(&mut *c).await?;
-                    if let Some(owner) = free.filter(|_| even_share(1, &others) > have) {
+                    if let Some(owner) = free.filter(|_| known.is_none() && even_share(1, &others) > 0) {
                         sqlx::query(TAKE).bind(who.relay).bind(fresh.token).execute(&mut *c).await?;
                         acquired.owned.push(fresh);
                         acquired.unclean.extend(owner.map(|_| SHARD));

@@ -213,7 +213,8 @@ impl Batches {
         gone.extend(ids(c, DELETE_FROM_WAITING, &first(&same)).await?);
         gone.sort_unstable();
 
-        let mut receipts: BTreeMap<(i64, &str), (Vec<i64>, Vec<Option<&str>>)> = BTreeMap::new();
+        // By bucket and sink: the ids, and beside each what the sink answered.
+        let mut receipts = BTreeMap::<(i64, &str), Receipt<'_>>::new();
         for id in &gone {
             if let Some((sink, evidence)) = self.receipts.get(id) {
                 let receipt = receipts.entry((id >> 12, sink)).or_default();
@@ -235,6 +236,8 @@ impl Batches {
         Ok(gone)
     }
 }
+
+type Receipt<'a> = (Vec<i64>, Vec<Option<&'a str>>);
 
 fn values(ids: &[i64]) -> Vec<Value> {
     ids.iter().map(|id| json!(id)).collect()
