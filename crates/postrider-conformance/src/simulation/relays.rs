@@ -265,6 +265,7 @@ impl World {
         let o = &self.options;
         let (usual, slow) = (o.call_time, o.slow_call_time);
         let (p_slow, p_fails, p_lost, p_late) = (o.slow_call, o.call_fails, o.answer_lost, o.effect_late);
+        let late_by = o.effect_late_by;
         let mut time = self.rng.u64(usual / 4..usual * 2);
         if self.chance(p_slow) {
             time += self.rng.u64(0..slow);
@@ -283,7 +284,7 @@ impl World {
         } else if self.chance(p_late) {
             answer = None;
             self.agenda.plan(self.now + time, Ev::Answer { node, relay, call, result: error() });
-            time += self.rng.u64(0..500_000);
+            time += self.rng.u64(0..late_by);
             self.hit("effect after its call was given up");
         }
         self.agenda.plan(self.now + time, Ev::Effect { node, relay, call, request, answer });

@@ -15,7 +15,7 @@ use super::sink::{Broker, Nature, Outage};
 use super::store::{Change, Place, Store};
 
 /// Longest time after the last fault in which everything must have arrived.
-const HEAL: u64 = 90_000_000;
+const HEAL: u64 = 400_000_000;
 /// Longest time of the final stop.
 const DRAIN: u64 = 10_000_000;
 /// More events than any sound schedule needs.
