@@ -105,6 +105,9 @@ pub struct Options {
     pub(super) stops: usize,
     pub(super) outages: usize,
     pub(super) destination_outages: usize,
+    /// When all else has healed, one sink (`None`) or one topic of it stays down a while longer; what has nothing to do
+    /// with it must arrive meanwhile.
+    pub(super) lasting: Option<(usize, Option<u8>)>,
     pub(super) clock_steps: usize,
     pub(super) operator: usize,
     /// Events reach the core in batches.
@@ -143,6 +146,8 @@ impl Options {
         let lease = micros(settings.lease);
         let ordered = rng.u8(0..5) == 0;
         let faults_until = rng.u64(2 * lease..6 * lease);
+        let (sinks, topics) = (rng.usize(1..=2), rng.u8(1..=4));
+        let lasting = draw_lasting(rng, &settings, sinks, topics);
         Self {
             mutant,
             ordered,
@@ -150,8 +155,8 @@ impl Options {
             shards: if ordered { 1 } else { rng.i16(1..=4) },
             keys: rng.u8(1..=6),
             lanes_collide: rng.u8(0..4) == 0,
-            sinks: rng.usize(1..=2),
-            topics: rng.u8(1..=4),
+            sinks,
+            topics,
             faults_until,
             transactions: rng.usize(3..=24),
             unkeyed: if rng.bool() { 0.1 } else { 0.5 },
@@ -183,6 +188,7 @@ impl Options {
             stops: some(rng, 3),
             outages: some(rng, 3),
             destination_outages: some(rng, 3),
+            lasting,
             clock_steps: if rng.u8(0..10) == 0 { rng.usize(1..=2) } else { 0 },
             operator: some(rng, 6),
             batching: rng.bool(),
@@ -190,6 +196,21 @@ impl Options {
             settings,
         }
     }
+}
+
+/// Only where the limits are the real ones: when as many keys are held back as may be remembered, all others wait too.
+fn draw_lasting(
+    rng: &mut fastrand::Rng,
+    settings: &Settings,
+    sinks: usize,
+    topics: u8,
+) -> Option<(usize, Option<u8>)> {
+    if settings.held_lanes < 1_000 || settings.buffer_heads < 1_000 || rng.bool() {
+        return None;
+    }
+    let topic = rng.u8(0..topics);
+    let sink = usize::from(topic) % sinks;
+    Some((sink, rng.bool().then_some(topic)))
 }
 
 fn draw_settings(rng: &mut fastrand::Rng, mutant: Option<Mutant>) -> Settings {
