@@ -1,7 +1,7 @@
 //! A PostgreSQL database per test.
 
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postrider_relay::source::{Identity, Source};
 use postrider_relay::sources::{self, SourceOptions};
@@ -27,14 +27,15 @@ pub struct TestDatabase {
     /// Connections for the test itself.
     pub pool: PgPool,
     name: String,
+    server: String,
 }
 
 fn options(url: &str) -> PgConnectOptions {
     PgConnectOptions::from_str(url).expect("an address").disable_statement_logging()
 }
 
-async fn at_server(sql: String) {
-    let mut conn = options(&postgres_url()).connect().await.expect("connect to POSTGRES_URL");
+async fn at_server(server: &str, sql: String) {
+    let mut conn = options(server).connect().await.expect("connect to the server");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.expect("create or drop a test database");
 }
 
@@ -44,13 +45,21 @@ impl TestDatabase {
     /// # Panics
     /// If the server does not answer.
     pub async fn new() -> Self {
+        Self::at(&postgres_url()).await
+    }
+
+    /// As [`TestDatabase::new`], on the server at this address.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub async fn at(server: &str) -> Self {
         let name = format!("postrider_test_{:016x}", fastrand::u64(..));
-        at_server(format!("create database {name} template template0 encoding 'UTF8'")).await;
-        let mut url = url_of(&postgres_url());
+        at_server(server, format!("create database {name} template template0 encoding 'UTF8'")).await;
+        let mut url = url_of(server);
         url.set_path(&name);
         let url = url.to_string();
         let pool = PgPoolOptions::new().max_connections(64).connect_lazy_with(options(&url));
-        let db = Self { url, pool, name };
+        let db = Self { url, pool, name, server: server.to_owned() };
         postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
         db
     }
@@ -85,6 +94,37 @@ impl TestDatabase {
         sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.expect("count")
     }
 
+    /// Waits until a number is as wanted. Fails when it has not changed for a minute.
+    ///
+    /// # Panics
+    /// If the statement fails or nothing moves.
+    pub async fn until(&self, sql: &str, wanted: impl Fn(i64) -> bool) {
+        let mut last = (i64::MIN, Instant::now());
+        loop {
+            let n = self.count(sql).await;
+            if wanted(n) {
+                return;
+            }
+            if n != last.0 {
+                last = (n, Instant::now());
+            }
+            assert!(
+                last.1.elapsed() < Duration::from_secs(60),
+                "{n} and no other number for a minute: {sql}"
+            );
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    }
+
+    /// Waits until so many messages have a receipt.
+    ///
+    /// # Panics
+    /// When there are no new ones for a minute.
+    pub async fn sent(&self, wanted: u64) {
+        self.until("select coalesce(sum(n), 0)::bigint from outbox_sent", |n| n >= wanted.cast_signed())
+            .await;
+    }
+
     /// Runs statements.
     ///
     /// # Panics
@@ -95,19 +135,20 @@ impl TestDatabase {
 }
 
 fn url_of(text: &str) -> url::Url {
-    url::Url::parse(text).expect("POSTGRES_URL is an address")
+    url::Url::parse(text).expect("the server's address")
 }
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
         let sql = format!("drop database {} with (force)", self.name);
+        let server = self.server.clone();
         // A runtime of its own: this one may be unwinding.
         let dropped = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .expect("runtime")
-                .block_on(at_server(sql));
+                .block_on(at_server(&server, sql));
         })
         .join();
         if dropped.is_err() {
