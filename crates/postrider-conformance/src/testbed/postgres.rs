@@ -27,6 +27,7 @@ pub struct TestDatabase {
     /// Connections for the test itself.
     pub pool: PgPool,
     name: String,
+    kept: bool,
 }
 
 fn options(url: &str) -> PgConnectOptions {
@@ -46,12 +47,42 @@ impl TestDatabase {
     pub async fn new() -> Self {
         let name = format!("postrider_test_{:016x}", fastrand::u64(..));
         at_server(format!("create database {name} template template0 encoding 'UTF8'")).await;
+        let mut db = Self::kept(&name);
+        db.kept = false;
+        postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
+        db
+    }
+
+    /// An existing database of the test server, with the outbox in it, that stays when the value goes.
+    ///
+    /// # Panics
+    /// If `POSTGRES_URL` is no address.
+    #[must_use]
+    pub fn kept(name: &str) -> Self {
         let mut url = url_of(&postgres_url());
-        url.set_path(&name);
+        url.set_path(name);
         let url = url.to_string();
         let pool = PgPoolOptions::new().max_connections(64).connect_lazy_with(options(&url));
-        let db = Self { url, pool, name };
-        postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
+        Self { url, pool, name: name.to_owned(), kept: true }
+    }
+
+    /// As [`TestDatabase::kept`], made with the current schema when it does not exist.
+    ///
+    /// # Panics
+    /// If the server does not answer, or the name needs quoting.
+    pub async fn kept_or_new(name: &str) -> Self {
+        assert!(
+            name.chars().all(|c| c.is_ascii_lowercase() || c == '_'),
+            "a database name of a-z and _, not {name:?}"
+        );
+        let mut conn = options(&postgres_url()).connect().await.expect("connect to POSTGRES_URL");
+        let exists = sqlx::query_scalar("select exists (select from pg_database where datname = $1)");
+        let exists: bool = exists.bind(name).fetch_one(&mut conn).await.expect("look for the database");
+        let db = Self::kept(name);
+        if !exists {
+            at_server(format!("create database {name} template template0 encoding 'UTF8'")).await;
+            postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
+        }
         db
     }
 
@@ -100,6 +131,9 @@ fn url_of(text: &str) -> url::Url {
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
         let sql = format!("drop database {} with (force)", self.name);
         // A runtime of its own: this one may be unwinding.
         let dropped = std::thread::spawn(move || {
