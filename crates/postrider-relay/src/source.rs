@@ -239,9 +239,10 @@ pub struct Held {
 pub trait Ownership: Send + Sync {
     /// Writes this relay's row, then takes free shards until this relay has its even share (rounded up) of all.
     ///
-    /// A shard is free when it has no owner, its owner's row has expired, or its owner is this relay under a token that
-    /// is not in `have` (the answer to that acquisition was lost, and nobody else could ever take it). `have` is what
-    /// this relay knows that it owns.
+    /// A shard is free when it has no owner or its owner's row has expired. `have` is what this relay knows that it owns.
+    /// A shard that this relay owns under a token that is not in `have` is taken again in any case, with a new token and
+    /// even above the share: the answer to its acquisition was lost, and nobody else could ever take it. It must not be
+    /// set free instead: `have` may be old by the time the call takes effect.
     async fn acquire(&self, have: &[Owned]) -> Result<Acquired, SourceError>;
 
     /// The messages that hold back their lane in `owned`, in pages: after `after`, at most `limit`, by (shard, position).

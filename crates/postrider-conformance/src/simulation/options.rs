@@ -231,7 +231,6 @@ fn draw_settings(rng: &mut fastrand::Rng, mutant: Option<Mutant>) -> Settings {
         } else {
             Pages {
                 held: rng.u32(1..=3),
-                window: rng.u32(1..=8),
                 lane: rng.u32(1..=4),
                 due: rng.u32(1..=6),
                 lanes_by_rescan: rng.usize(0..=3),

@@ -94,7 +94,7 @@ impl World {
                 *self.seen.entry(what).or_insert(0) += n;
             }
         }
-        if !self.healed {
+        if !self.closing {
             let again = self.rng.u64(1_000..1_500_000);
             self.agenda.plan(self.now + again, Ev::Start { node });
         }

@@ -12,6 +12,9 @@ use postrider_relay::source::{
 
 use super::options::{Mutant, Options, micros};
 
+/// Its clock when virtual time begins.
+const EPOCH: i64 = 1_000_000_000_000;
+
 /// Where a message is: in one place at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -113,7 +116,7 @@ impl Store {
     }
 
     pub(super) fn clock(&self, now: u64) -> i64 {
-        i64::try_from(now).unwrap_or(i64::MAX) + self.offset
+        EPOCH + i64::try_from(now).unwrap_or(i64::MAX) + self.offset
     }
 
     pub(super) fn row(&self, position: Position) -> &Row {
@@ -229,16 +232,22 @@ impl Store {
         let shards = u32::try_from(self.shards.len()).unwrap_or(u32::MAX);
         let share = shards.div_ceil(live_relays.max(1)) as usize;
         let mut a = Acquired { live_relays, shards, ..Acquired::default() };
-        for i in 0..self.shards.len() {
-            if have.len() + a.owned.len() >= share {
-                break;
-            }
+        // Those of lost answers first: they count for the share, and are taken even above it.
+        let mut order: Vec<(bool, usize)> = (0..self.shards.len())
+            .map(|i| {
+                let (row, shard) = (self.shards[i], Shard(i16::try_from(i).unwrap_or_default()));
+                let known = have.iter().any(|o| o.shard == shard && o.token == row.token);
+                (row.owner != Some(relay) || known, i)
+            })
+            .collect();
+        order.sort_unstable();
+        for (others, i) in order {
+            let from_itself = !others;
             let shard = Shard(i16::try_from(i).unwrap_or_default());
             let row = self.shards[i];
-            let from_itself =
-                row.owner == Some(relay) && !have.iter().any(|o| o.shard == shard && o.token == row.token);
             let expired = row.owner.is_some_and(|o| self.relays.get(&o).is_none_or(|e| *e <= clock));
-            if row.owner.is_some() && !expired && !from_itself {
+            let free = (row.owner.is_none() || expired) && have.len() + a.owned.len() < share;
+            if !free && !from_itself {
                 continue;
             }
             self.next_token += 1;

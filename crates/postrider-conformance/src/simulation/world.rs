@@ -218,6 +218,11 @@ impl World {
     }
 
     fn stuck(&mut self) {
+        for i in 0..self.nodes.len() {
+            if let Some(dump) = self.nodes[i].core.as_ref().map(postrider_relay::core::Core::dump) {
+                say!(self, "relay {}: {dump}", self.nodes[i].relay);
+            }
+        }
         let open: Vec<String> = self
             .store
             .rows
@@ -358,7 +363,10 @@ impl World {
             })
             .filter(|(_, holds)| !self.healed || *holds)
             .collect();
-        if self.healed && !self.closing {
+        if self.closing {
+            return;
+        }
+        if self.healed {
             self.agenda.plan(self.now + 500_000, Ev::Operator);
         }
         if dead.is_empty() {

@@ -115,6 +115,12 @@ impl LaneState {
         self.tail.is_some_and(|t| self.entries.first().is_none_or(|e| e.position > t.from))
     }
 
+    /// How many messages in memory come before `position`. Due ones may stand far behind, and must not count for what is
+    /// to be read before them.
+    fn before(&self, position: Position) -> usize {
+        self.entries.partition_point(|e| e.position < position)
+    }
+
     fn insert(&mut self, entry: Entry) {
         if let Err(at) = self.entries.binary_search_by_key(&entry.position, |e| e.position) {
             self.entries.insert(at, entry);
@@ -231,10 +237,9 @@ impl Lanes {
             }
             return false;
         }
-        let last = lane.entries.last().map(|e| e.position);
-        let behind = last.is_some_and(|p| p < head.position);
+        let before = lane.before(head.position);
         if due {
-            if behind && lane.stopped() && lane.entries.len() >= most {
+            if before > 0 && lane.stopped() && lane.entries.len() >= most {
                 return false;
             }
         } else {
@@ -245,7 +250,7 @@ impl Lanes {
                 lane.extend_tail(head.position);
                 return new;
             }
-            if behind && (lane.entries.len() >= most || lane.stopped()) {
+            if before > 0 && (before >= most || lane.stopped()) {
                 lane.extend_tail(head.position);
                 return true;
             }
@@ -294,10 +299,13 @@ impl Lanes {
                 continue;
             }
             let Some(state) = self.lanes.get_mut(&head.lane) else { continue };
-            if state.entry(head.position).is_some() || state.tail.is_none_or(|t| head.position < t.from) {
+            // What is above the tail has not been seen by a poll, and a predecessor may be missing here.
+            if state.entry(head.position).is_some()
+                || state.tail.is_none_or(|t| head.position < t.from || head.position > t.to)
+            {
                 continue;
             }
-            if state.entries.len() >= most {
+            if state.before(head.position) >= most {
                 state.advance_tail(after, Position(head.position.0 - 1));
                 wanted.remove(&head.lane);
                 continue;

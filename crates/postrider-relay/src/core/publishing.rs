@@ -468,6 +468,37 @@ enum Permit {
 }
 
 impl Core {
+    /// For tests: what is in memory, for people.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let sinks: Vec<String> = self
+            .sinks
+            .iter()
+            .map(|s| {
+                format!(
+                    "{}: {:?}, in flight {}, buffered {}, sendable {:?}, parked {:?}, candidate {:?}",
+                    s.name, s.breaker, s.in_flight, s.buffered, s.sendable, s.parked, s.candidate
+                )
+            })
+            .collect();
+        format!(
+            "{:?}\n{:?}\n{:?}\nto load {:?}\nloading {}, bytes {}\nflights {:?}\npausing {:?}\n{:?}\n{sinks:?}\n{:?}\ncalls {:?}\n{:?}",
+            self.ownership,
+            self.reading,
+            self.lanes,
+            self.to_load,
+            self.loading,
+            self.buffered_bytes,
+            self.flights,
+            self.pausing,
+            self.settling,
+            self.destinations,
+            self.calls,
+            self.wake,
+        )
+    }
+
     /// For tests: panics if the books of the core do not agree with each other.
     #[doc(hidden)]
     pub fn check_books(&self) {

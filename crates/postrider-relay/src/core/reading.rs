@@ -90,7 +90,7 @@ struct Poll {
     in_window: bool,
     /// When the read that `snapshot` is from was asked for.
     asked: Mono,
-    /// Of the first page of the window: what a later page could see beyond it, the earlier ones did not read.
+    /// Of the window, or of the head where there is no window to read.
     snapshot: Option<Snapshot>,
 }
 
@@ -108,8 +108,8 @@ struct DuePoll {
     early: Vec<EarlyDue>,
 }
 
-/// Due rows above what has been read. They reach their lanes when a poll that began later than they were read has
-/// found nothing more: it has seen everything that had committed before them.
+/// Due rows above `low`: ready ones of their transaction may not have been read. They reach their lanes when a poll that
+/// began later than they were read has come to their position: it has seen everything that had committed with them.
 #[derive(Debug)]
 struct EarlyDue {
     call: CallId,
@@ -325,14 +325,9 @@ impl Core {
     fn poll_answered(&mut self, range: Range, h: Heads, now: Mono) {
         let Some(mut poll) = self.reading.poll.take() else { return };
         if poll.in_window {
-            let full = h.rows.len() >= range.limit as usize;
-            let last = h.rows.last().map(|r| r.position);
-            poll.window.extend(h.rows);
-            poll.snapshot.get_or_insert(h.snapshot);
-            match last {
-                Some(after) if full => return self.read_window(poll, after),
-                _ => return self.end_poll(poll, now),
-            }
+            poll.window = h.rows;
+            poll.snapshot = Some(h.snapshot);
+            return self.end_poll(poll, now);
         }
         poll.full = h.rows.len() >= range.limit as usize;
         poll.heads = h.rows;
@@ -350,8 +345,10 @@ impl Core {
         }
     }
 
+    /// In one read, however large: the pages of several would see different snapshots, and a later page a message whose
+    /// predecessor, committed with it, an earlier page had just missed.
     fn read_window(&mut self, mut poll: Poll, after: Position) {
-        let range = Range { after, up_to: Some(poll.window_to), limit: self.settings.pages.window };
+        let range = Range { after, up_to: Some(poll.window_to), limit: u32::MAX };
         poll.owned.retain(|o| self.ownership.holds(*o));
         poll.call = self.call(Request::Heads { owned: poll.owned.clone(), range });
         poll.in_window = true;
@@ -459,11 +456,12 @@ impl Core {
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
     }
 
-    /// Whether all ready rows of its key that come before a due row have been read.
+    /// Whether all ready rows of its key that come before a due row have been read. For a message that holds its key
+    /// there are none: its predecessors were recorded before its failure was.
     fn in_turn(&self, head: &Head) -> bool {
         let holds = self.lanes.entry(head.position).is_some_and(|e| matches!(e.stage, Stage::Held | Stage::Blocked));
         let cohort = self.reading.cohorts.iter().find(|c| c.shards.contains(&head.shard));
-        cohort.is_some_and(|c| head.position <= c.high || (holds && c.caught_up))
+        holds || cohort.is_some_and(|c| head.position <= c.low)
     }
 
     fn keep_early(&mut self, call: CallId, owned: &[Owned], rows: Vec<Head>) {
@@ -482,9 +480,12 @@ impl Core {
         let mut new = 0;
         for mut early in std::mem::take(&mut self.reading.due.early) {
             let works = self.works_of(&early.owned);
-            let late_enough = early.from <= poll.first && !poll.full;
+            let late_enough = early.from <= poll.first;
+            let polled = self.reading.cohorts.iter().find(|c| c.id == poll.cohort);
             let (ready, rest) = early.rows.into_iter().filter(|r| works.contains(&r.shard)).partition(|r| {
-                self.in_turn(r) || late_enough && poll.owned.iter().any(|o| o.shard == r.shard)
+                let covered =
+                    polled.is_some_and(|c| c.shards.contains(&r.shard) && (!poll.full || r.position <= c.high));
+                self.in_turn(r) || late_enough && covered
             });
             let ready: Vec<Head> = ready;
             new += ready.iter().filter(|head| self.admit(early.call, head)).count();

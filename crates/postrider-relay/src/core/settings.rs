@@ -89,8 +89,6 @@ impl Default for Settings {
 pub struct Pages {
     /// Held keys, at acquisition and when blocked keys are looked up again.
     pub held: u32,
-    /// The late window.
-    pub window: u32,
     /// One lane.
     pub lane: u32,
     /// Due rows.
@@ -102,7 +100,7 @@ pub struct Pages {
 
 impl Default for Pages {
     fn default() -> Self {
-        Self { held: 5_000, window: 5_000, lane: 500, due: 500, lanes_by_rescan: 4 }
+        Self { held: 5_000, lane: 500, due: 500, lanes_by_rescan: 4 }
     }
 }
 
