@@ -28,6 +28,7 @@ pub struct TestDatabase {
     pub pool: PgPool,
     name: String,
     server: String,
+    kept: bool,
 }
 
 fn options(url: &str) -> PgConnectOptions {
@@ -55,12 +56,47 @@ impl TestDatabase {
     pub async fn at(server: &str) -> Self {
         let name = format!("postrider_test_{:016x}", fastrand::u64(..));
         at_server(server, format!("create database {name} template template0 encoding 'UTF8'")).await;
+        let mut db = Self::on(server, &name);
+        db.kept = false;
+        postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
+        db
+    }
+
+    fn on(server: &str, name: &str) -> Self {
         let mut url = url_of(server);
-        url.set_path(&name);
+        url.set_path(name);
         let url = url.to_string();
         let pool = PgPoolOptions::new().max_connections(64).connect_lazy_with(options(&url));
-        let db = Self { url, pool, name, server: server.to_owned() };
-        postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
+        Self { url, pool, name: name.to_owned(), server: server.to_owned(), kept: true }
+    }
+
+    /// An existing database of the test server, with the outbox in it, that stays when the value goes.
+    ///
+    /// # Panics
+    /// If `POSTGRES_URL` is no address.
+    #[must_use]
+    pub fn kept(name: &str) -> Self {
+        Self::on(&postgres_url(), name)
+    }
+
+    /// As [`TestDatabase::kept`], made with the current schema when it does not exist.
+    ///
+    /// # Panics
+    /// If the server does not answer, or the name needs quoting.
+    pub async fn kept_or_new(name: &str) -> Self {
+        assert!(
+            name.chars().all(|c| c.is_ascii_lowercase() || c == '_'),
+            "a database name of a-z and _, not {name:?}"
+        );
+        let server = postgres_url();
+        let mut conn = options(&server).connect().await.expect("connect to POSTGRES_URL");
+        let exists = sqlx::query_scalar("select exists (select from pg_database where datname = $1)");
+        let exists: bool = exists.bind(name).fetch_one(&mut conn).await.expect("look for the database");
+        let db = Self::kept(name);
+        if !exists {
+            at_server(&server, format!("create database {name} template template0 encoding 'UTF8'")).await;
+            postrider::schema::migrate(&mut db.connect().await).await.expect("migrate");
+        }
         db
     }
 
@@ -140,6 +176,9 @@ fn url_of(text: &str) -> url::Url {
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
         let sql = format!("drop database {} with (force)", self.name);
         let server = self.server.clone();
         // A runtime of its own: this one may be unwinding.

@@ -33,6 +33,8 @@ pub struct Core {
     pub(super) to_load: BTreeMap<Position, Lane>,
     pub(super) loaded: BTreeMap<Position, Loaded>,
     pub(super) loading: usize,
+    /// Since when a small read of messages has waited for company.
+    pub(super) load_waits: Option<Mono>,
     pub(super) buffered_bytes: u64,
     pub(super) flights: BTreeMap<Ticket, InFlight>,
     /// Tried without an outcome to record; they go again at their time.
@@ -113,6 +115,7 @@ impl Core {
             to_load: BTreeMap::new(),
             loaded: BTreeMap::new(),
             loading: 0,
+            load_waits: None,
             buffered_bytes: 0,
             flights: BTreeMap::new(),
             pausing: BTreeSet::new(),

@@ -1,6 +1,7 @@
 //! What is loaded, and what is handed to which sink.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::breaker::{Breaker, Pass};
@@ -17,6 +18,10 @@ pub(super) type DestKey = (SinkId, Arc<str>);
 const PUBLISH_BATCH: usize = 500;
 /// Reads of whole messages under way at a time.
 const LOADS_AT_ONCE: usize = 2;
+/// While much is in memory, a read of fewer than half of `load_batch` messages waits this long for company. Otherwise
+/// each answer of the sink makes room for a few messages and they are read at once, a statement for 300 instead of 500
+/// messages while draining. A relay at rest reads at once.
+const LOAD_LINGER: std::time::Duration = std::time::Duration::from_millis(5);
 
 pub(super) struct SinkState {
     pub(super) name: Arc<str>,
@@ -56,6 +61,13 @@ pub(super) struct Destination {
     candidate: Option<Position>,
 }
 
+impl Destination {
+    /// Nothing is known of it that is worth remembering.
+    pub(super) fn is_idle(&self) -> bool {
+        self.parked.is_empty() && self.breaker.is_quiet()
+    }
+}
+
 /// A message whose payload is here.
 pub(super) struct Loaded {
     pub(super) message: Arc<Message>,
@@ -90,13 +102,19 @@ impl Core {
             .any(|id| !self.sinks[id].breaker.is_open() || self.probe_for(SinkId(id), now).is_none())
     }
 
-    /// The lowest parked message of a sink whose own destination would let it pass.
+    /// The next parked message of a sink whose own destination would let it pass: after the last probe, in turns, so that
+    /// one message or destination that never answers does not keep the others from showing that the sink works.
     fn probe_for(&self, sink: SinkId, now: Mono) -> Option<Position> {
-        self.destinations
-            .iter()
-            .filter(|((s, _), d)| *s == sink && d.breaker.pass(now) != Pass::Nothing)
-            .filter_map(|(_, d)| d.parked.first().copied())
+        let last = self.sinks[sink.0].candidate.unwrap_or_default();
+        let open = || {
+            let of_sink = self.destinations.iter().filter(move |((s, _), _)| *s == sink);
+            of_sink.map(|(_, d)| d).filter(|d| d.breaker.pass(now) != Pass::Nothing)
+        };
+        let after = (Bound::Excluded(last), Bound::Unbounded);
+        open()
+            .filter_map(|d| d.parked.range(after).next().copied())
             .min()
+            .or_else(|| open().filter_map(|d| d.parked.first().copied()).min())
     }
 
     // ---- loading -----------------------------------------------------------------------------------------------
@@ -116,10 +134,32 @@ impl Core {
         room.saturating_sub(self.loading).min(self.settings.load_batch as usize)
     }
 
+    /// Whether a read of `room` messages now would be small, and there is time for it to grow.
+    fn load_may_wait(&mut self, room: usize, now: Mono) -> bool {
+        let half = self.settings.load_batch as usize / 2;
+        let small = room.min(self.to_load.len()) < half;
+        let busy = self.loaded.len() + self.loading + self.flights.len() >= half;
+        if !(small && busy) {
+            self.load_waits = None;
+            return false;
+        }
+        let until = self.load_waits.get_or_insert(now).plus(LOAD_LINGER);
+        if now >= until {
+            self.load_waits = None;
+            return false;
+        }
+        self.wake_at(until);
+        true
+    }
+
     pub(super) fn pump_loading(&mut self, now: Mono) {
         self.unpark_open(now);
         while self.calls.values().filter(|r| matches!(r, Request::Messages { .. })).count() < LOADS_AT_ONCE {
-            let positions = self.take_to_load(self.load_room(now));
+            let room = self.load_room(now);
+            if room == 0 || self.to_load.is_empty() || self.load_may_wait(room, now) {
+                return;
+            }
+            let positions = self.take_to_load(room);
             if positions.is_empty() {
                 return;
             }
@@ -267,7 +307,7 @@ impl Core {
         self.sink(dest.0).parked.remove(&position);
         if let Some(d) = self.destinations.get_mut(&dest) {
             d.parked.remove(&position);
-            if d.parked.is_empty() && !d.breaker.is_open() {
+            if d.is_idle() {
                 self.destinations.remove(&dest);
             }
         }
