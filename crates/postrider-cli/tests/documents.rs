@@ -54,7 +54,10 @@ fn links(text: &str) -> Vec<(String, String)> {
 /// What a heading is called in an address.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
-    kept.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c)).map(|c| if c == ' ' { '-' } else { c }).collect()
+    kept.chars()
+        .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c))
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
 }
 
 fn has_anchor(text: &str, wanted: &str) -> bool {
@@ -103,7 +106,8 @@ fn links_lead_somewhere_and_the_tests_they_name_exist() {
 /// The cells of the rows of the first table after `mark`.
 fn table(text: &str, mark: &str) -> Vec<Vec<String>> {
     let after = text.split_once(mark).unwrap_or_else(|| panic!("no {mark}")).1;
-    let rows = after.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let rows =
+        after.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
     let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
     rows.skip(2).map(cells).collect()
 }
@@ -122,29 +126,30 @@ fn configured(variables: &BTreeMap<String, String>) -> Config {
     load(None, variables, &Flags::default()).unwrap_or_else(|error| panic!("{error:?} for {variables:?}"))
 }
 
-#[test]
-fn the_table_of_settings_names_every_setting_with_its_default() {
-    let rows = table(&read("docs/relay.md"), "<!-- settings:");
-    let documented: Vec<String> = rows.iter().filter_map(|row| Some(code(&row[0])?.to_owned())).collect();
-    let fields = literals(&read("crates/postrider-relay/src/config/fields.rs"), " field(\"");
-    assert_eq!(documented.iter().cloned().collect::<BTreeSet<_>>(), fields);
-    assert_eq!(documented.len(), fields.len(), "each once");
+/// The environment variable and the default of every setting on the page about the configuration.
+fn documented_defaults() -> BTreeMap<String, String> {
+    let page = read("docs/configuration.md");
+    let rows =
+        page.lines().filter(|line| line.starts_with("| `")).map(|line| line.trim_matches('|').split('|'));
+    let defaults = rows.filter_map(|mut cells| {
+        let default = cells.nth(1)?.trim().trim_matches('`').to_owned();
+        let variable = cells.next_back()?.split('`').nth(1)?.to_owned();
+        // In words: there is no value to write.
+        (!["none", "the host name"].contains(&default.as_str())).then_some((variable, default))
+    });
+    defaults.collect()
+}
 
-    // Setting every documented default changes nothing.
-    let mut variables = BTreeMap::new();
-    for row in &rows {
-        let (Some(name), Some(value)) = (code(&row[0]), code(&row[2])) else { continue };
-        let variable = match name {
-            "source.database" => "POSTRIDER_DATABASE".to_owned(),
-            "sink.url" => "POSTRIDER_SINK".to_owned(),
-            _ => format!("POSTRIDER_{}", name.replace('.', "_").to_uppercase()),
-        };
-        variables.insert(variable, value.to_owned());
-    }
+#[test]
+fn setting_every_documented_default_changes_nothing() {
+    let variables = documented_defaults();
     assert!(variables.len() > 25, "{variables:?}");
     let (set, plain) = (configured(&variables), configured(&BTreeMap::new()));
     assert_eq!(set.relay, plain.relay);
-    assert_eq!((set.drain, set.log, set.source.connections), (plain.drain, plain.log, plain.source.connections));
+    assert_eq!(
+        (set.drain, set.log, set.source.connections),
+        (plain.drain, plain.log, plain.source.connections)
+    );
     assert_eq!(set.source.database.expose_secret(), plain.source.database.expose_secret());
     assert_eq!(set.sink.url.expose_secret(), plain.sink.url.expose_secret());
 }
@@ -152,7 +157,8 @@ fn the_table_of_settings_names_every_setting_with_its_default() {
 #[test]
 fn the_table_of_metrics_names_every_metric() {
     let rows = table(&read("docs/operations.md"), "<!-- metrics:");
-    let documented: BTreeSet<String> = rows.iter().filter_map(|row| Some(code(&row[0])?.to_owned())).collect();
+    let documented: BTreeSet<String> =
+        rows.iter().filter_map(|row| Some(code(&row[0])?.to_owned())).collect();
     let mut sources = Vec::new();
     files(&root().join("crates/postrider-relay/src"), ".rs", &mut sources);
     let texts = sources.iter().map(|path| fs::read_to_string(path).expect("a source file"));
@@ -186,10 +192,12 @@ fn the_page_of_the_command_line_names_every_command_and_flag() {
         let Some(command) = code(&row[0]) else { continue };
         // The part of the help that lists options; its prose may mention those of other commands.
         let help = help(command);
-        let options = help.split_once("\nOptions:").expect("options").1.split("\nEXAMPLES").next().unwrap_or_default();
+        let options =
+            help.split_once("\nOptions:").expect("options").1.split("\nEXAMPLES").next().unwrap_or_default();
         let listed: BTreeSet<String> =
             options.lines().filter(|line| line.trim_start().starts_with('-')).flat_map(flags).collect();
-        let all: BTreeSet<String> = flags(&row[1]).union(&global).cloned().chain(["--help".to_owned()]).collect();
+        let all: BTreeSet<String> =
+            flags(&row[1]).union(&global).cloned().chain(["--help".to_owned()]).collect();
         assert_eq!(listed, all, "{command}");
         commands.insert(command.to_owned());
     }
