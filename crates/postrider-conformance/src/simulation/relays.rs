@@ -176,7 +176,8 @@ impl World {
         if self.options.mutant != Some(Mutant::SettleAfterAck) {
             core.check_books();
         }
-        let (flying, most) = (core.in_flight(), self.options.settings.in_flight as usize * self.options.sinks);
+        let (flying, most) =
+            (core.in_flight(), self.options.settings.in_flight as usize * self.options.sinks);
         let relay = n.relay;
         if flying > most {
             self.check(broken("in flight within its limit", format!("{flying} of {most}")));

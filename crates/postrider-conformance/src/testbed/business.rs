@@ -137,7 +137,8 @@ impl Business {
     /// # Panics
     /// If the database refuses.
     pub async fn burst(&self, name: &str, messages: u64, keys: u64) {
-        let (messages, keys) = (i64::try_from(messages).expect("a count"), i64::try_from(keys).expect("a count"));
+        let (messages, keys) =
+            (i64::try_from(messages).expect("a count"), i64::try_from(keys).expect("a count"));
         let mut tx = self.pool.begin().await.expect("begin");
         for sql in [
             "insert into account (key) select 'key-' || k from generate_series(0, $3 - 1) k where $1 <> '' and $2 > 0
