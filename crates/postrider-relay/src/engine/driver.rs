@@ -200,13 +200,13 @@ impl Run<'_> {
             .core
             .open_breakers()
             .into_iter()
-            .map(|(sink, destination, since, reason, operator)| {
+            .map(|b| {
                 serde_json::json!({
-                    "sink": &*sink,
-                    "destination": destination.as_deref(),
-                    "open_for_seconds": now.since(since).as_secs(),
-                    "reason": reason,
-                    "needs_operator": operator,
+                    "sink": &*b.sink,
+                    "destination": b.destination.as_deref(),
+                    "open_for_seconds": now.since(b.since).as_secs(),
+                    "reason": b.reason,
+                    "needs_operator": b.needs_operator,
                 })
             })
             .collect();

@@ -109,12 +109,12 @@ impl Shared {
             s.breakers = core
                 .open_breakers()
                 .into_iter()
-                .map(|(sink, destination, since, reason, needs_operator)| BreakerInfo {
-                    sink: sink.to_string(),
-                    destination: destination.map(|d| d.to_string()),
-                    open_for: now.since(since),
-                    reason,
-                    needs_operator,
+                .map(|b| BreakerInfo {
+                    sink: b.sink.to_string(),
+                    destination: b.destination.map(|d| d.to_string()),
+                    open_for: now.since(b.since),
+                    reason: b.reason,
+                    needs_operator: b.needs_operator,
                 })
                 .collect();
         });
