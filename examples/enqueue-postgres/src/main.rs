@@ -75,8 +75,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_stands_in_the_outbox_for_each_transfer_that_happened() -> Result<()> {
-        let server =
-            std::env::var("POSTGRES_URL").context("POSTGRES_URL is not set: run scripts/services up postgres")?;
+        let server = std::env::var("POSTGRES_URL")
+            .context("POSTGRES_URL is not set: run scripts/services up postgres")?;
         let name = format!("postrider_example_{}", std::process::id());
         let mut admin = PgConnection::connect(&server).await?;
         for sql in [format!("drop database if exists {name}"), format!("create database {name}")] {
@@ -94,7 +94,9 @@ mod tests {
         assert_eq!(states, [("alice".to_owned(), "PENDING".to_owned())]);
 
         shop.close().await;
-        sqlx::raw_sql(AssertSqlSafe(format!("drop database {name} with (force)"))).execute(&mut admin).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("drop database {name} with (force)")))
+            .execute(&mut admin)
+            .await?;
         Ok(())
     }
 }

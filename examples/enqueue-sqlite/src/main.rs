@@ -78,7 +78,9 @@ mod tests {
         assert!(transfer(&shop, "alice", "bob", 1_000_000).await.is_err());
         transfer(&shop, "bob", "alice", 5).await?;
         let states: Vec<(String, String)> =
-            sqlx::query_as("select message_key, state from outbox_status order by id").fetch_all(&shop).await?;
+            sqlx::query_as("select message_key, state from outbox_status order by id")
+                .fetch_all(&shop)
+                .await?;
         let pending = |key: &str| (key.to_owned(), "PENDING".to_owned());
         assert_eq!(states, [pending("alice"), pending("bob")]);
         Ok(())

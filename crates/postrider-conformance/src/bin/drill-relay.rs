@@ -74,6 +74,7 @@ impl Args {
 async fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(false)
         .with_env_filter(tracing_subscriber::EnvFilter::new("info,sqlx=warn"))
         .init();
     let code = match run(Args::parse()).await {

@@ -69,16 +69,19 @@ pub async fn owned_by(db: &TestDatabase, relay: i64) -> i64 {
     db.count(&format!("select count(*) from outbox_shard where owner = {relay}")).await
 }
 
-/// Waits until everything that `relay` owned belongs to others. Fails after a minute.
+/// Waits until a relay owns so many shards.
+///
+/// # Panics
+/// If it does not come to that.
+pub async fn owns(db: &TestDatabase, relay: i64, shards: i64) {
+    db.until(&format!("select count(*) from outbox_shard where owner = {relay}"), |n| n >= shards).await;
+}
+
+/// Waits until everything that `relay` owned belongs to others.
 ///
 /// # Panics
 /// If nobody takes over.
 pub async fn taken_over(db: &TestDatabase, relay: i64) {
-    let until = tokio::time::Instant::now() + std::time::Duration::from_secs(60);
-    while db.count(&format!("select count(*) from outbox_shard where owner = {relay} or owner is null")).await
-        > 0
-    {
-        assert!(tokio::time::Instant::now() < until, "nobody has taken over for a minute");
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    let left = format!("select count(*) from outbox_shard where owner = {relay} or owner is null");
+    db.until(&left, |n| n == 0).await;
 }

@@ -89,6 +89,7 @@ pub struct Options {
     pub(super) answer_lost: f64,
     /// A call is given up, and has its effect later.
     pub(super) effect_late: f64,
+    pub(super) effect_late_by: u64,
     pub(super) publish_time: u64,
     pub(super) slow_publish: f64,
     pub(super) publish_answer_lost: f64,
@@ -104,6 +105,9 @@ pub struct Options {
     pub(super) stops: usize,
     pub(super) outages: usize,
     pub(super) destination_outages: usize,
+    /// When all else has healed, one sink (`None`) or one topic of it stays down a while longer; what has nothing to do
+    /// with it must arrive meanwhile.
+    pub(super) lasting: Option<(usize, Option<u8>)>,
     pub(super) clock_steps: usize,
     pub(super) operator: usize,
     /// Events reach the core in batches.
@@ -142,6 +146,8 @@ impl Options {
         let lease = micros(settings.lease);
         let ordered = rng.u8(0..5) == 0;
         let faults_until = rng.u64(2 * lease..6 * lease);
+        let (sinks, topics) = (rng.usize(1..=2), rng.u8(1..=4));
+        let lasting = draw_lasting(rng, &settings, sinks, topics);
         Self {
             mutant,
             ordered,
@@ -149,23 +155,24 @@ impl Options {
             shards: if ordered { 1 } else { rng.i16(1..=4) },
             keys: rng.u8(1..=6),
             lanes_collide: rng.u8(0..4) == 0,
-            sinks: rng.usize(1..=2),
-            topics: rng.u8(1..=4),
+            sinks,
+            topics,
             faults_until,
             transactions: rng.usize(3..=24),
             unkeyed: if rng.bool() { 0.1 } else { 0.5 },
             burst: rng.u8(0..3) == 0,
             rollback: sometimes(rng, 0.4),
-            long_transaction: sometimes(rng, 0.3),
+            long_transaction: sometimes(rng, 0.7),
             late_number: if ordered { 0.0 } else { sometimes(rng, 0.5) },
             very_late_number: if ordered { 0.0 } else { sometimes(rng, 0.2) },
             delayed: sometimes(rng, 0.5),
             call_time: *[300, 1_000, 5_000].get(rng.usize(0..3)).unwrap_or(&300),
-            slow_call: sometimes(rng, 0.1),
-            slow_call_time: rng.u64(10_000..lease),
+            slow_call: sometimes(rng, 0.2),
+            slow_call_time: if rng.bool() { rng.u64(10_000..lease) } else { rng.u64(lease..4 * lease) },
             call_fails: sometimes(rng, 0.1),
             answer_lost: sometimes(rng, 0.1),
             effect_late: sometimes(rng, 0.1),
+            effect_late_by: if rng.bool() { 200_000 } else { 3 * lease },
             publish_time: *[500, 2_000, 20_000].get(rng.usize(0..3)).unwrap_or(&500),
             slow_publish: sometimes(rng, 0.1),
             publish_answer_lost: sometimes(rng, 0.1),
@@ -181,6 +188,7 @@ impl Options {
             stops: some(rng, 3),
             outages: some(rng, 3),
             destination_outages: some(rng, 3),
+            lasting,
             clock_steps: if rng.u8(0..10) == 0 { rng.usize(1..=2) } else { 0 },
             operator: some(rng, 6),
             batching: rng.bool(),
@@ -188,6 +196,21 @@ impl Options {
             settings,
         }
     }
+}
+
+/// Only where the limits are the real ones: when as many keys are held back as may be remembered, all others wait too.
+fn draw_lasting(
+    rng: &mut fastrand::Rng,
+    settings: &Settings,
+    sinks: usize,
+    topics: u8,
+) -> Option<(usize, Option<u8>)> {
+    if settings.held_lanes < 1_000 || settings.buffer_heads < 1_000 || rng.bool() {
+        return None;
+    }
+    let topic = rng.u8(0..topics);
+    let sink = usize::from(topic) % sinks;
+    Some((sink, rng.bool().then_some(topic)))
 }
 
 fn draw_settings(rng: &mut fastrand::Rng, mutant: Option<Mutant>) -> Settings {

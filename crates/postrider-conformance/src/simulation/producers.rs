@@ -155,14 +155,7 @@ impl Producers {
     }
 }
 
-fn new_row(
-    n: usize,
-    key: Option<u8>,
-    now: u64,
-    store: &Store,
-    rng: &mut fastrand::Rng,
-    o: &Options,
-) -> Row {
+fn new_row(n: usize, key: Option<u8>, now: u64, store: &Store, rng: &mut fastrand::Rng, o: &Options) -> Row {
     let position = Position(i64::try_from(n).unwrap_or_default() + 1);
     let number = match key {
         Some(k) if o.lanes_collide => i64::from(k / 2),

@@ -16,6 +16,9 @@ use super::options::Mutant;
 use super::store::Change;
 use super::world::{Ev, Hand, World, say};
 
+/// Most calls of a relay in a second in which nothing changes.
+const MOST_IDLE_CALLS: u32 = 250;
+
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) relay: u64,
@@ -33,6 +36,8 @@ pub(super) struct Node {
     stopping: bool,
     /// Steps at one instant, to notice a core that spins.
     spins: (u64, u32),
+    /// Calls since something last changed anywhere, and when they began.
+    idle_calls: (u64, u64, u32),
 }
 
 /// Even topics to the first sink, odd ones to the second.
@@ -171,7 +176,8 @@ impl World {
         if self.options.mutant != Some(Mutant::SettleAfterAck) {
             core.check_books();
         }
-        let (flying, most) = (core.in_flight(), self.options.settings.in_flight as usize * self.options.sinks);
+        let (flying, most) =
+            (core.in_flight(), self.options.settings.in_flight as usize * self.options.sinks);
         let relay = n.relay;
         if flying > most {
             self.check(broken("in flight within its limit", format!("{flying} of {most}")));
@@ -265,6 +271,7 @@ impl World {
         let o = &self.options;
         let (usual, slow) = (o.call_time, o.slow_call_time);
         let (p_slow, p_fails, p_lost, p_late) = (o.slow_call, o.call_fails, o.answer_lost, o.effect_late);
+        let late_by = o.effect_late_by;
         let mut time = self.rng.u64(usual / 4..usual * 2);
         if self.chance(p_slow) {
             time += self.rng.u64(0..slow);
@@ -272,6 +279,7 @@ impl World {
         let back = self.rng.u64(usual / 4..usual);
         let error = || Err(SourceError::Temporary("connection lost".to_owned()));
         say!(self, "relay {relay} calls {}: {request:?}", call.0);
+        self.count_idle_call(node, relay);
         if self.chance(p_fails) {
             return self.agenda.plan(self.now + time, Ev::Answer { node, relay, call, result: error() });
         }
@@ -283,10 +291,22 @@ impl World {
         } else if self.chance(p_late) {
             answer = None;
             self.agenda.plan(self.now + time, Ev::Answer { node, relay, call, result: error() });
-            time += self.rng.u64(0..500_000);
+            time += self.rng.u64(0..late_by);
             self.hit("effect after its call was given up");
         }
         self.agenda.plan(self.now + time, Ev::Effect { node, relay, call, request, answer });
+    }
+
+    /// A relay that calls without end while nothing changes is in a loop.
+    fn count_idle_call(&mut self, node: usize, relay: u64) {
+        let (version, since, calls) = self.nodes[node].idle_calls;
+        let fresh = version != self.version || self.now > since + 1_000_000;
+        let calls = if fresh { 1 } else { calls + 1 };
+        self.nodes[node].idle_calls = (self.version, if fresh { self.now } else { since }, calls);
+        if calls > MOST_IDLE_CALLS {
+            let text = format!("relay {relay}: {calls} calls within a second, and nothing has changed");
+            self.check(broken("no work without need", text));
+        }
     }
 
     pub(super) fn effect(
@@ -318,6 +338,7 @@ impl World {
 
     fn changed(&mut self, relay: u64, change: &Change) {
         say!(self, "    {change:?}");
+        self.version += 1;
         let verdict = match change {
             Change::Sent { position, evidence } => self.ledger.sent(*position, relay, evidence.as_deref()),
             Change::Retried { position, before, attempts, .. } => {
@@ -378,6 +399,7 @@ impl World {
             let shard = self.store.row(position).shard;
             let token = self.nodes[node].tokens.get(&shard).copied().unwrap_or_default();
             self.trace(5, relay, f.ticket.0);
+            self.version += 1;
             say!(self, "relay {relay} publishes {position}, ticket {}, try {}", f.ticket.0, f.try_number);
             let verdict = self.ledger.handed(&self.store, position, (relay, f.ticket, token), self.now);
             self.check(verdict);

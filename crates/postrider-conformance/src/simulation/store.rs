@@ -160,7 +160,8 @@ impl Store {
         if self.ordered {
             return Snapshot::ORDERED;
         }
-        let xmax = if self.mutant == Some(Mutant::EndedXmax) { self.last_ended + 1 } else { self.next_number };
+        let xmax =
+            if self.mutant == Some(Mutant::EndedXmax) { self.last_ended + 1 } else { self.next_number };
         Snapshot { xmin: self.running.first().copied().unwrap_or(xmax).min(xmax), xmax }
     }
 

@@ -1,9 +1,9 @@
 //! The world of one schedule: what happens when, until everything has arrived or a promise is broken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use postrider_relay::core::{Answer, CallId, Event, Flight, Mono, Request, Ticket};
-use postrider_relay::message::Position;
+use postrider_relay::message::{Lane, Position};
 use postrider_relay::source::SourceError;
 
 use super::agenda::Agenda;
@@ -12,10 +12,12 @@ use super::options::{Mutant, Options, chance, micros};
 use super::producers::{Producers, Step};
 use super::relays::Node;
 use super::sink::{Broker, Nature, Outage};
-use super::store::{Change, Place, Store};
+use super::store::{Change, Place, Row, Store};
 
 /// Longest time after the last fault in which everything must have arrived.
-const HEAL: u64 = 90_000_000;
+const HEAL: u64 = 400_000_000;
+/// How long an outage lasts that goes on when all else has healed.
+const LASTING: u64 = 60_000_000;
 /// Longest time of the final stop.
 const DRAIN: u64 = 10_000_000;
 /// More events than any sound schedule needs.
@@ -42,6 +44,7 @@ pub(super) enum Ev {
     ClockStep { by: i64 },
     Operator,
     Heal,
+    LastingEnds,
 }
 
 /// A publish on its way to the sink.
@@ -75,6 +78,8 @@ pub(super) struct World {
     pub(super) log: Option<Vec<String>>,
     pub(super) seen: BTreeMap<&'static str, u64>,
     pub(super) changes: Vec<Change>,
+    /// Counts commits, changes of rows and publishes.
+    pub(super) version: u64,
 }
 
 macro_rules! say {
@@ -113,6 +118,7 @@ impl World {
             log: record.then(Vec::new),
             seen: BTreeMap::new(),
             changes: Vec::new(),
+            version: 0,
             options,
             rng,
         };
@@ -217,12 +223,16 @@ impl World {
         }
     }
 
-    fn stuck(&mut self) {
+    fn dump(&mut self) {
         for i in 0..self.nodes.len() {
             if let Some(dump) = self.nodes[i].core.as_ref().map(postrider_relay::core::Core::dump) {
                 say!(self, "relay {}: {dump}", self.nodes[i].relay);
             }
         }
+    }
+
+    fn stuck(&mut self) {
+        self.dump();
         let open: Vec<String> = self
             .store
             .rows
@@ -301,18 +311,19 @@ impl World {
             }
             Ev::Operator => self.operate(),
             Ev::Heal => self.heal(),
+            Ev::LastingEnds => self.end_lasting(),
         }
     }
 
     fn transaction(&mut self, t: usize, step: Step) {
         let rows = self.store.rows.len();
-        let next =
-            self.producers.step(t, step, self.now, &mut self.store, &mut self.rng, &self.options);
+        let next = self.producers.step(t, step, self.now, &mut self.store, &mut self.rng, &self.options);
         while self.natures.len() < self.store.rows.len() {
             let nature = Nature::draw(&mut self.rng, &self.options);
             self.natures.push(nature);
         }
         self.trace(1, t as u64, step as u64);
+        self.version += 1;
         if self.log.is_some() {
             for i in rows..self.store.rows.len() {
                 let (r, nature) = (self.store.rows[i].clone(), self.natures[i]);
@@ -332,7 +343,9 @@ impl World {
                 Step::Begin | Step::Number => {
                     say!(self, "transaction {t}: {step:?}, number {:?}, key {:?}", tx.number, tx.key);
                 }
-                _ if next.is_none() => say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows),
+                _ if next.is_none() => {
+                    say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows)
+                }
                 _ => {}
             }
         }
@@ -388,12 +401,53 @@ impl World {
         }
     }
 
+    /// What is neither bound for the part that is down nor behind such a message has arrived by now.
+    fn end_lasting(&mut self) {
+        let Some((sink, topic)) = self.options.lasting else { return };
+        let down = |r: &Row| {
+            let t: u8 = r.message.topic.parse().unwrap_or_default();
+            usize::from(t) % self.options.sinks == sink && topic.is_none_or(|d| d == t)
+        };
+        let pending: Vec<&Row> = self.store.rows.iter().filter(|r| r.place.pending()).collect();
+        let behind: BTreeSet<&Lane> = pending.iter().filter(|r| down(r)).map(|r| &r.lane).collect();
+        let blocked: BTreeSet<&Lane> = (self.store.rows.iter())
+            .filter(|r| matches!(r.place, Place::Dead { holds: true, .. }))
+            .map(|r| &r.lane)
+            .collect();
+        let late = pending.iter().find(|r| !behind.contains(&r.lane) && !blocked.contains(&r.lane));
+        let verdict = match late {
+            Some(r) => {
+                broken("an outage holds back only its own", format!("{} waits: {:?}", r.position, r.place))
+            }
+            None => Ok(()),
+        };
+        let late_seen = verdict.is_err();
+        if !pending.is_empty() {
+            self.hit("lasting outage");
+        }
+        if late_seen {
+            self.dump();
+        }
+        say!(self, "sink {sink} topic {topic:?} is up again");
+        self.brokers[sink] = Broker::default();
+        self.check(verdict);
+    }
+
     fn heal(&mut self) {
         say!(self, "no more faults from here");
         self.healed = true;
         self.healed_at = self.now;
         for broker in &mut self.brokers {
             *broker = Broker::default();
+        }
+        if let Some((sink, topic)) = self.options.lasting {
+            let outage = Some(Outage::draw(&mut self.rng, true));
+            say!(self, "sink {sink} topic {topic:?} stays down: {outage:?}");
+            match topic {
+                Some(topic) => self.brokers[sink].destinations[usize::from(topic)] = outage,
+                None => self.brokers[sink].down = outage,
+            }
+            self.agenda.plan(self.now + LASTING, Ev::LastingEnds);
         }
         for node in 0..self.nodes.len() {
             if self.nodes[node].paused {

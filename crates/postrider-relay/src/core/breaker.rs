@@ -52,6 +52,12 @@ impl Breaker {
         self.open.is_some()
     }
 
+    /// Whether it is closed and nothing has failed since the last success.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Since when and why it is open, and whether an operator is needed.
     #[must_use]
     pub fn why(&self) -> Option<(Mono, &str, bool)> {

@@ -325,17 +325,13 @@ impl Core {
             return;
         }
         self.drop_memory(shard);
-        let dropped = self.settling.drop_shard(shard);
-        let mut fenced = 0;
-        for (sink, n) in dropped {
+        let (accepted, mut fenced) = self.settling.drop_shard(shard);
+        for (sink, n) in accepted {
             self.sinks[sink.0].in_flight -= n;
             fenced += n;
         }
-        self.counters.fenced += fenced as u64;
         self.notice(Notice::Lost { shard });
-        if fenced > 0 {
-            self.notice(Notice::Fenced { count: fenced });
-        }
+        self.count_fenced(fenced);
     }
 
     /// Forgets all messages of a shard.

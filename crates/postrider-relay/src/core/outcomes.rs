@@ -56,8 +56,11 @@ impl Core {
                 self.scope_worked(ticket, dest);
             }
             Some(Outcome::Unknown { why }) => {
-                if let Some(d) = self.destinations.get_mut(dest) {
-                    d.breaker.probe_returned(ticket);
+                // Nobody knows whose fault it is. The sink's breaker closes with the first success elsewhere; then the
+                // destination's keeps those that never answer from shutting it again and again.
+                let d = self.destinations.entry(dest.clone()).or_default();
+                if d.breaker.unknown(ticket, why, now, random, &settings) {
+                    self.scope_opened(dest, true, false, why);
                 }
                 if self.sink(dest.0).breaker.unknown(ticket, why, now, random, &settings) {
                     self.scope_opened(dest, false, false, why);
@@ -75,9 +78,12 @@ impl Core {
         if self.sink(dest.0).breaker.worked(ticket) {
             self.notice(Notice::BreakerClosed { sink: name.clone(), destination: None });
         }
-        if let Some(d) = self.destinations.get_mut(dest)
-            && d.breaker.worked(ticket)
-        {
+        let Some(d) = self.destinations.get_mut(dest) else { return };
+        let closed = d.breaker.worked(ticket);
+        if d.is_idle() {
+            self.destinations.remove(dest);
+        }
+        if closed {
             self.notice(Notice::BreakerClosed { sink: name, destination: Some(dest.1.clone()) });
         }
     }
@@ -145,7 +151,8 @@ impl Core {
         let Some(entry) = self.lanes.entry_mut(f.position) else { return };
         entry.unknowns = entry.unknowns.saturating_add(1);
         let delay = UNKNOWN_FIRST.saturating_mul(1 << entry.unknowns.min(7)).min(UNKNOWN_CAP);
-        if self.sinks[f.dest.0.0].breaker.is_open() {
+        let shut = self.destinations.get(&f.dest).is_some_and(|d| d.breaker.is_open());
+        if shut || self.sinks[f.dest.0.0].breaker.is_open() {
             self.park(f.position, &f.dest.clone());
         } else {
             self.pause(f.position, now.plus(delay));

@@ -1,6 +1,7 @@
 //! What is loaded, and what is handed to which sink.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::breaker::{Breaker, Pass};
@@ -60,6 +61,13 @@ pub(super) struct Destination {
     candidate: Option<Position>,
 }
 
+impl Destination {
+    /// Nothing is known of it that is worth remembering.
+    pub(super) fn is_idle(&self) -> bool {
+        self.parked.is_empty() && self.breaker.is_quiet()
+    }
+}
+
 /// A message whose payload is here.
 pub(super) struct Loaded {
     pub(super) message: Arc<Message>,
@@ -94,13 +102,19 @@ impl Core {
             .any(|id| !self.sinks[id].breaker.is_open() || self.probe_for(SinkId(id), now).is_none())
     }
 
-    /// The lowest parked message of a sink whose own destination would let it pass.
+    /// The next parked message of a sink whose own destination would let it pass: after the last probe, in turns, so that
+    /// one message or destination that never answers does not keep the others from showing that the sink works.
     fn probe_for(&self, sink: SinkId, now: Mono) -> Option<Position> {
-        self.destinations
-            .iter()
-            .filter(|((s, _), d)| *s == sink && d.breaker.pass(now) != Pass::Nothing)
-            .filter_map(|(_, d)| d.parked.first().copied())
+        let last = self.sinks[sink.0].candidate.unwrap_or_default();
+        let open = || {
+            let of_sink = self.destinations.iter().filter(move |((s, _), _)| *s == sink);
+            of_sink.map(|(_, d)| d).filter(|d| d.breaker.pass(now) != Pass::Nothing)
+        };
+        let after = (Bound::Excluded(last), Bound::Unbounded);
+        open()
+            .filter_map(|d| d.parked.range(after).next().copied())
             .min()
+            .or_else(|| open().filter_map(|d| d.parked.first().copied()).min())
     }
 
     // ---- loading -----------------------------------------------------------------------------------------------
@@ -293,7 +307,7 @@ impl Core {
         self.sink(dest.0).parked.remove(&position);
         if let Some(d) = self.destinations.get_mut(&dest) {
             d.parked.remove(&position);
-            if d.parked.is_empty() && !d.breaker.is_open() {
+            if d.is_idle() {
                 self.destinations.remove(&dest);
             }
         }

@@ -174,7 +174,8 @@ pub enum OnDead {
 /// When a breaker opens and how it probes. An open breaker lets one real message through per probe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BreakerSettings {
-    /// Unknown outcomes in a row, without an acceptance in between, that open the sink's breaker. Default 5.
+    /// Unknown outcomes in a row, without an acceptance in between, that open the sink's breaker; the same number at one
+    /// destination opens that one's too. Default 5.
     /// A refusal that names destination or sink opens the breaker at once.
     pub failures: u32,
     /// Time to the first probe. Default 200 ms.

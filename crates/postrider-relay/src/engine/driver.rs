@@ -174,6 +174,10 @@ impl Run<'_> {
                     };
                     if result.is_ok() {
                         shared.source_answered();
+                        if kind == "renew" {
+                            // If it came too late all the same, the core says so again.
+                            shared.lease_lost(false);
+                        }
                     }
                     if events.send(Event::Answered { call, result }).is_err() {
                         tracing::debug!(kind, "an answer arrived after the relay had ended");
