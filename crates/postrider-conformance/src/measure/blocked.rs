@@ -5,8 +5,9 @@ use std::fmt;
 use postrider_relay::core::settings::Settings;
 use postrider_relay::engine::{Relay, RunningRelay};
 use postrider_relay::sink::{Retry, Scope};
+use postrider_relay::source::Source;
 
-use super::{DRAIN, bulk, named, source, start, until, until_sent};
+use super::{DRAIN, bulk, named, source, until, until_sent};
 use crate::testbed::costs::{Costs, Mark, Phase, ratio};
 use crate::testbed::{Behaviour, Bulk, MemorySink, TestDatabase};
 
@@ -26,9 +27,11 @@ pub struct PerMessage {
 pub struct Compared {
     /// Without.
     pub alone: PerMessage,
-    /// With, from the first look at what cannot go.
+    /// Without, from the start of the relay.
+    pub alone_first: PerMessage,
+    /// With, from the start of the relay: it meets what cannot go.
     pub first: PerMessage,
-    /// With, when it is known. For a failing key: the same as `first`.
+    /// With, when it is known, for as many messages again.
     pub beside: PerMessage,
     /// Messages that can go.
     pub others: u64,
@@ -52,7 +55,7 @@ impl Compared {
     /// Pages that each message in the way cost once, when it was met.
     #[must_use]
     pub fn pages_once(&self) -> f64 {
-        (self.first.pages - self.alone.pages) * self.others as f64 / self.in_the_way as f64
+        (self.first.pages - self.alone_first.pages) * self.others as f64 / self.in_the_way as f64
     }
 }
 
@@ -60,11 +63,18 @@ impl fmt::Display for Compared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} messages, {} in the way", self.others, self.in_the_way)?;
         writeln!(f, "{:<24} {:>12} {:>20}", "", "pages/message", "statements/message")?;
-        for (name, c) in [("alone", &self.alone), ("first meeting", &self.first), ("beside", &self.beside)] {
+        for (name, c) in [
+            ("from the start, alone", &self.alone_first),
+            ("from the start, beside", &self.first),
+            ("then, alone", &self.alone),
+            ("then, beside", &self.beside),
+        ] {
             writeln!(f, "{name:<24} {:>12.2} {:>20.4}", c.pages, c.statements)?;
         }
-        writeln!(f, "{:<24} {:>11.2}x {:>19.2}x", "beside / alone", self.pages(), self.statements())?;
-        writeln!(f, "pages per message in the way, once: {:.2}", self.pages_once())
+        writeln!(f, "{:<24} {:>11.2}x {:>19.2}x", "then, beside / alone", self.pages(), self.statements())?;
+        writeln!(f, "pages per message in the way, once: {:.2}", self.pages_once())?;
+        writeln!(f, "\nfrom the start, beside:\n{}", self.first.phase.table())?;
+        write!(f, "then, beside:\n{}", self.beside.phase.table())
     }
 }
 
@@ -95,6 +105,7 @@ fn rounded(count: u64) -> i64 {
 }
 
 /// `others` messages over 500 keys, without and with `behind` messages of one key whose first one fails again and again.
+/// Measured twice: from the start, when the relay meets them, and then with as many `others` again.
 ///
 /// # Panics
 /// If the server refuses or nothing moves.
@@ -102,76 +113,78 @@ pub async fn failing_key(others: u64, behind: u64, settings: Settings) -> Compar
     let (others, behind) = (rounded(others), rounded(behind));
     let mut runs = Vec::new();
     for behind in [0, behind] {
-        let db = TestDatabase::new().await;
-        let costs = Costs::new(&db).await;
-        write_mixed(&db, &bulk("m", "orders", others, 500), &bulk("hot", "hot", behind, 1)).await;
         let sink = MemorySink::scripted(|m| match m.message.topic.as_str() {
             "hot" => Behaviour::Refuse(Scope::Message, Retry::Backoff),
             _ => Behaviour::Accept,
         });
         let patient = Settings { max_attempts: u32::MAX, ..settings.clone() };
-        let source = source(&db, &patient).await;
-        let mark = costs.mark().await;
-        let relay = start(source, sink.clone(), patient);
-        until_sent(&relay, others.unsigned_abs()).await;
-        runs.push(per_message(&costs, &mark, others.unsigned_abs()).await);
-        relay.stop(DRAIN).await;
-        let left = "select (select count(*) from outbox_queue) + (select count(*) from outbox_waiting)";
-        assert_eq!(db.count(left).await, behind, "all behind the failing one wait, nothing else");
+        let start = |source| super::start(source, sink.clone(), patient.clone());
+        let held = usize::from(behind > 0);
+        runs.push(run(others, &bulk("hot", "hot", behind, 1), held, &patient, start).await);
     }
-    let (beside, alone) = (runs.pop().expect("two runs"), runs.pop().expect("two runs"));
-    Compared {
-        alone,
-        first: beside.clone(),
-        beside,
-        others: others.unsigned_abs(),
-        in_the_way: behind.unsigned_abs(),
-    }
+    compared(runs, others, behind)
 }
 
 /// `others` messages over 500 keys for one sink, without and with `down` messages over as many keys for another sink that
-/// is down. Measured twice: while the relay meets the `down` messages, and then with as many `others` again.
+/// is down. Measured twice, as [`failing_key`].
 ///
 /// # Panics
 /// If the server refuses or nothing moves.
 pub async fn sink_down(others: u64, down: u64, settings: Settings) -> Compared {
     let (others, down) = (rounded(others), rounded(down));
-    let n = others.unsigned_abs();
     let mut runs = Vec::new();
     for down in [0, down] {
-        let db = TestDatabase::new().await;
-        let costs = Costs::new(&db).await;
-        let mixed = bulk("m", "up", others, 500);
-        write_mixed(&db, &mixed, &bulk("d", "down", down, down.max(1))).await;
         let broken = MemorySink::scripted(|_| Behaviour::Refuse(Scope::Sink, Retry::Backoff));
-        let source = source(&db, &settings).await;
-        let mark = costs.mark().await;
-        let relay = two_sinks(source, MemorySink::default(), broken, settings.clone());
-        until_sent(&relay, n).await;
+        let start = |source| two_sinks(source, MemorySink::default(), broken.clone(), settings.clone());
         let held = usize::try_from(down).unwrap_or(usize::MAX);
-        until("meeting every message of the sink that is down", || {
-            relay.handle().snapshot().held_keys >= held
-        })
-        .await;
-        let first = per_message(&costs, &mark, n).await;
-        let mark = costs.mark().await;
-        db.write(&Bulk { first: others + 1, ..mixed }).await;
-        until_sent(&relay, 2 * n).await;
-        runs.push((first, per_message(&costs, &mark, n).await));
-        relay.stop(DRAIN).await;
-        assert_eq!(db.count("select count(*) from outbox_waiting").await, 0, "an outage counts no attempt");
+        runs.push(run(others, &bulk("d", "down", down, down.max(1)), held, &settings, start).await);
     }
-    let (first, beside) = runs.pop().expect("two runs");
-    let (_, alone) = runs.pop().expect("two runs");
-    Compared { alone, first, beside, others: n, in_the_way: down.unsigned_abs() }
+    compared(runs, others, down)
 }
 
-fn two_sinks(
-    source: postrider_relay::source::Source,
-    up: MemorySink,
-    down: MemorySink,
-    settings: Settings,
-) -> RunningRelay {
+/// Drains `others` mixed with what stays in the way, then as many `others` again; the cost of both.
+async fn run(
+    others: i64,
+    in_the_way: &Bulk<'_>,
+    held_keys: usize,
+    settings: &Settings,
+    start: impl FnOnce(Source) -> RunningRelay,
+) -> (PerMessage, PerMessage) {
+    let n = others.unsigned_abs();
+    let db = TestDatabase::new().await;
+    let costs = Costs::new(&db).await;
+    let all = bulk("m", "orders", others, 500);
+    write_mixed(&db, &all, in_the_way).await;
+    let source = source(&db, settings).await;
+    let mark = costs.mark().await;
+    let relay = start(source);
+    until_sent(&relay, n).await;
+    until("meeting everything that is in the way", || relay.handle().snapshot().held_keys >= held_keys).await;
+    let first = per_message(&costs, &mark, n).await;
+    let mark = costs.mark().await;
+    db.write(&Bulk { first: others + 1, ..all }).await;
+    until_sent(&relay, 2 * n).await;
+    let then = per_message(&costs, &mark, n).await;
+    relay.stop(DRAIN).await;
+    let left = "select (select count(*) from outbox_queue) + (select count(*) from outbox_waiting)";
+    assert_eq!(db.count(left).await, in_the_way.messages, "what is in the way waits, and nothing else");
+    (first, then)
+}
+
+fn compared(mut runs: Vec<(PerMessage, PerMessage)>, others: i64, in_the_way: i64) -> Compared {
+    let (first, beside) = runs.pop().expect("two runs");
+    let (alone_first, alone) = runs.pop().expect("two runs");
+    Compared {
+        alone,
+        alone_first,
+        first,
+        beside,
+        others: others.unsigned_abs(),
+        in_the_way: in_the_way.unsigned_abs(),
+    }
+}
+
+fn two_sinks(source: Source, up: MemorySink, down: MemorySink, settings: Settings) -> RunningRelay {
     Relay::builder(source)
         .sink(named("up", up))
         .sink(named("down", down))

@@ -141,7 +141,8 @@ impl<'a> Pages<'a> {
         loop {
             let windows = self.meter.seen(Purpose::Window);
             let heads = self.meter.seen(Purpose::Head);
-            until("polls", || self.meter.seen(Purpose::Head) >= heads + 3).await;
+            // Enough of them to outlast the rest of a wide window.
+            until("polls", || self.meter.seen(Purpose::Head) >= heads + 15).await;
             if self.meter.seen(Purpose::Window) == windows {
                 return;
             }

@@ -2,7 +2,7 @@
 //! the difference of the server's counters belongs to one call.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,8 +19,10 @@ pub enum Purpose {
     Head,
     /// What has committed late below it.
     Window,
-    /// What no window can know (also a second reading for lanes that were held).
+    /// What no window can know, from the very start.
     Sweep,
+    /// A second reading of a part, for lanes that were held.
+    Rescan,
     /// What has fallen due.
     Due,
     /// The same from the very start, once the cursor has left it.
@@ -101,6 +103,7 @@ impl Meter {
             heads: Turn::default(),
             due: Turn::default(),
             cursor_moved: AtomicBool::new(false),
+            sweep_to: AtomicI64::new(0),
         };
         Source { reader: Arc::new(reader), ..source }
     }
@@ -164,6 +167,14 @@ struct Metered {
     due: Turn,
     /// The cursor has left the start.
     cursor_moved: AtomicBool,
+    /// Where a sweep goes on; 0 = at the start.
+    sweep_to: AtomicI64,
+}
+
+impl Metered {
+    fn next_slice(&self) -> Position {
+        Position(self.sweep_to.load(Ordering::Relaxed))
+    }
 }
 
 #[async_trait]
@@ -173,11 +184,19 @@ impl Reader for Metered {
             None => Purpose::Head,
             // The only read without a limit.
             Some(_) if range.limit == u32::MAX => Purpose::Window,
-            Some(_) => Purpose::Sweep,
+            Some(_) if range.after == Position::default() || self.next_slice() == range.after => {
+                Purpose::Sweep
+            }
+            Some(_) => Purpose::Rescan,
         };
         let ids = range.up_to.map_or(0, |to| (to.0 - range.after.0).unsigned_abs());
         let mut turn = self.heads.lock().await;
         let heads = self.inner.heads(owned, range).await?;
+        if purpose == Purpose::Sweep {
+            let full = heads.rows.len() >= range.limit as usize;
+            let last = heads.rows.last().filter(|_| full).map(|h| h.position);
+            self.sweep_to.store(last.unwrap_or_default().0, Ordering::Relaxed);
+        }
         self.meter.note(&mut turn, Kind::Heads, purpose, heads.rows.len(), ids).await;
         Ok(heads)
     }

@@ -74,6 +74,8 @@ struct Cohort {
     caught_up: bool,
     /// Without new rows above it the window is not read again before this time.
     window_at: Mono,
+    /// Rows that the last window returned.
+    window_rows: usize,
 }
 
 /// `low` may become `high` when every transaction older than `xmax` has ended. `xmax` is taken from a snapshot at least
@@ -285,7 +287,12 @@ impl Core {
         self.merge_cohorts();
         self.reading.turn = (self.reading.turn + 1) % self.reading.cohorts.len();
         let cohort = &self.reading.cohorts[self.reading.turn];
-        let range = Range { after: cohort.high, up_to: None, limit: self.settings.head_batch };
+        // Each poll reads the whole window again. Where that holds many rows (of keys that are held back), a poll reads as
+        // many new ones as there is room for, so that the window costs each row once and not ten times.
+        let room = (self.settings.buffer_heads as usize).saturating_sub(self.lanes.flowing());
+        let many = u32::try_from(cohort.window_rows.min(room)).unwrap_or(u32::MAX);
+        let limit = self.settings.head_batch.max(many);
+        let range = Range { after: cohort.high, up_to: None, limit };
         let (id, high) = (cohort.id, cohort.high);
         let owned = self.ownership.owned(cohort.shards.iter().copied());
         let call = self.call(Request::Heads { owned: owned.clone(), range });
@@ -406,6 +413,7 @@ impl Core {
             }
             if let Some(took) = window {
                 c.window_at = now.plus((took * WINDOW_REST).max(MARK_EVERY));
+                c.window_rows = poll.window.len();
             }
             c.mark(now);
         }
