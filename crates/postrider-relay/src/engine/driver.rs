@@ -213,7 +213,7 @@ impl Run<'_> {
         let counters = self.core.counters();
         let json = serde_json::json!({
             "breakers": breakers,
-            "last_error": self.driver.shared.snapshot().last_error,
+            "last_error": self.driver.shared.snapshot().last_error.map(|e| e.to_string()),
             "in_flight": self.core.in_flight(),
             "held_keys": self.core.held_lanes(),
             "sent": counters.sent,
