@@ -17,6 +17,8 @@ use crate::source::{DueCursor, Heads, Owned, Range, Snapshot};
 
 /// Share of the time that sweeps may take: a pause of 20 times their duration.
 const SWEEP_REST: u32 = 20;
+/// Queue rows without a message that are remembered.
+const ORPHANS: usize = 1_000;
 /// Shortest pause between two slices of a sweep.
 const SWEEP_SLICE_PAUSE: Duration = Duration::from_millis(50);
 /// Behind polls that bring nothing new the window is only read for what has committed late, and then it may take a fifth
@@ -55,6 +57,8 @@ pub(super) struct Reading {
     /// Positions settled while reads were under way: those reads must not bring them back.
     recent: BTreeMap<Position, CallId>,
     recent_order: Queue<(CallId, Vec<Position>)>,
+    /// Queued positions without a message, as far as they are remembered: the sweep meets them each time and finds nothing new.
+    orphans: BTreeSet<Position>,
     /// The last poll went well at this time.
     pub(super) last_poll: Option<Mono>,
 }
@@ -151,6 +155,14 @@ struct Rescan {
 }
 
 impl Reading {
+    /// This row of the queue has no message. Forgetting some costs a wrong count of the sweep, so few are kept.
+    pub(super) fn remember_orphan(&mut self, position: Position) {
+        if self.orphans.len() >= ORPHANS {
+            self.orphans.pop_first();
+        }
+        self.orphans.insert(position);
+    }
+
     pub(super) fn hint(&mut self) {
         self.hinted = true;
     }
@@ -577,7 +589,8 @@ impl Core {
         let works = self.works_of(owned);
         let mut found = 0;
         for head in &h.rows {
-            found += usize::from(works.contains(&head.shard) && self.admit(call, head));
+            let new = works.contains(&head.shard) && self.admit(call, head);
+            found += usize::from(new && !self.reading.orphans.contains(&head.position));
         }
         self.reading.close_read(call);
         let s = &mut self.reading.sweep;
