@@ -61,7 +61,10 @@ fn main() -> Result<(), String> {
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
                     if done.is_multiple_of(10_000) {
                         let rate = done as f64 / start.elapsed().as_secs_f64();
-                        println!("{done} schedules, {rate:.0} per second, {} failed", failed.load(Ordering::Relaxed));
+                        println!(
+                            "{done} schedules, {rate:.0} per second, {} failed",
+                            failed.load(Ordering::Relaxed)
+                        );
                     }
                 }
             });
@@ -97,7 +100,12 @@ fn replay(seed: u64, mutant: Option<Mutant>) -> Result<(), String> {
     for line in &report.log {
         println!("{line}");
     }
-    println!("{} events, {:.1} s of virtual time, trace {:016x}", report.events, report.virtual_us as f64 / 1e6, report.hash);
+    println!(
+        "{} events, {:.1} s of virtual time, trace {:016x}",
+        report.events,
+        report.virtual_us as f64 / 1e6,
+        report.hash
+    );
     match report.violation {
         None => Ok(()),
         Some(v) => Err(format!("seed {seed}: {}: {}", v.promise, v.text)),

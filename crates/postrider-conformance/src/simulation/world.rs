@@ -17,7 +17,7 @@ use super::store::{Change, Place, Row, Store};
 /// Longest time after the last fault in which everything must have arrived.
 const HEAL: u64 = 400_000_000;
 /// How long an outage lasts that goes on when all else has healed.
-const LASTING: u64 = 60_000_000;
+const LASTING: u64 = 40_000_000;
 /// Longest time of the final stop.
 const DRAIN: u64 = 10_000_000;
 /// More events than any sound schedule needs.
@@ -317,8 +317,7 @@ impl World {
 
     fn transaction(&mut self, t: usize, step: Step) {
         let rows = self.store.rows.len();
-        let next =
-            self.producers.step(t, step, self.now, &mut self.store, &mut self.rng, &self.options);
+        let next = self.producers.step(t, step, self.now, &mut self.store, &mut self.rng, &self.options);
         while self.natures.len() < self.store.rows.len() {
             let nature = Nature::draw(&mut self.rng, &self.options);
             self.natures.push(nature);
@@ -344,7 +343,9 @@ impl World {
                 Step::Begin | Step::Number => {
                     say!(self, "transaction {t}: {step:?}, number {:?}, key {:?}", tx.number, tx.key);
                 }
-                _ if next.is_none() => say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows),
+                _ if next.is_none() => {
+                    say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows)
+                }
                 _ => {}
             }
         }
@@ -415,7 +416,9 @@ impl World {
             .collect();
         let late = pending.iter().find(|r| !behind.contains(&r.lane) && !blocked.contains(&r.lane));
         let verdict = match late {
-            Some(r) => broken("an outage holds back only its own", format!("{} waits: {:?}", r.position, r.place)),
+            Some(r) => {
+                broken("an outage holds back only its own", format!("{} waits: {:?}", r.position, r.place))
+            }
             None => Ok(()),
         };
         let late_seen = verdict.is_err();

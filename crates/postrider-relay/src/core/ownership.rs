@@ -140,7 +140,8 @@ impl Core {
         for held in rows {
             // Not if the shard was lost and taken again since: what held a key then may be settled now.
             let ours = owned.iter().any(|o| o.shard == held.shard && self.ownership.holds(*o));
-            if ours && self.ownership.shards.get(&held.shard).is_some_and(|s| s.stage == ShardStage::Loading) {
+            if ours && self.ownership.shards.get(&held.shard).is_some_and(|s| s.stage == ShardStage::Loading)
+            {
                 self.lanes.hold(&held.lane, held.shard, held.position, held.dead);
                 if held.dead {
                     self.blocked.note(held.position);

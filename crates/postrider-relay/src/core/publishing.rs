@@ -95,7 +95,8 @@ impl Core {
     /// Whether at least one sink takes messages, or can only be probed with one that is not in memory yet.
     pub(super) fn some_sink_open(&self) -> bool {
         (0..self.sinks.len()).any(|id| {
-            !self.sinks[id].breaker.is_open() || self.parked_for(SinkId(id), |d| !d.breaker.is_open()).is_none()
+            !self.sinks[id].breaker.is_open()
+                || self.parked_for(SinkId(id), |d| !d.breaker.is_open()).is_none()
         })
     }
 

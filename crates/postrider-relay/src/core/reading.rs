@@ -450,7 +450,11 @@ impl Core {
         }
         if d.sweeping {
             d.sweep = h.next.filter(|_| full).unwrap_or_default();
-            let pause = if full { SWEEP_SLICE_PAUSE.min(self.settings.sweep_every) } else { self.settings.sweep_every };
+            let pause = if full {
+                SWEEP_SLICE_PAUSE.min(self.settings.sweep_every)
+            } else {
+                self.settings.sweep_every
+            };
             d.sweep_at = now.plus(pause);
         }
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
@@ -459,7 +463,8 @@ impl Core {
     /// Whether all ready rows of its key that come before a due row have been read. For a message that holds its key
     /// there are none: its predecessors were recorded before its failure was.
     fn in_turn(&self, head: &Head) -> bool {
-        let holds = self.lanes.entry(head.position).is_some_and(|e| matches!(e.stage, Stage::Held | Stage::Blocked));
+        let holds =
+            self.lanes.entry(head.position).is_some_and(|e| matches!(e.stage, Stage::Held | Stage::Blocked));
         let cohort = self.reading.cohorts.iter().find(|c| c.shards.contains(&head.shard));
         holds || cohort.is_some_and(|c| head.position <= c.low)
     }
@@ -483,8 +488,8 @@ impl Core {
             let late_enough = early.from <= poll.first;
             let polled = self.reading.cohorts.iter().find(|c| c.id == poll.cohort);
             let (ready, rest) = early.rows.into_iter().filter(|r| works.contains(&r.shard)).partition(|r| {
-                let covered =
-                    polled.is_some_and(|c| c.shards.contains(&r.shard) && (!poll.full || r.position <= c.high));
+                let covered = polled
+                    .is_some_and(|c| c.shards.contains(&r.shard) && (!poll.full || r.position <= c.high));
                 self.in_turn(r) || late_enough && covered
             });
             let ready: Vec<Head> = ready;
@@ -585,7 +590,8 @@ impl Core {
     fn read_lane(&mut self, lane: Lane) {
         let Some(state) = self.lanes.get_mut(&lane) else { return };
         let (false, Some(t)) = (state.paging, state.tail) else { return };
-        let range = Range { after: Position(t.from.0 - 1), up_to: Some(t.to), limit: self.settings.pages.lane };
+        let range =
+            Range { after: Position(t.from.0 - 1), up_to: Some(t.to), limit: self.settings.pages.lane };
         let Some(owned) = self.ownership.owned([state.shard]).pop() else { return };
         if !self.ownership.works(owned.shard) {
             return;
