@@ -348,25 +348,25 @@ impl Core {
         if poll.in_window {
             poll.window = h.rows;
             poll.snapshot = Some(h.snapshot);
-            return self.end_poll(poll, now);
+            return self.end_poll(&poll, now);
         }
         poll.full = h.rows.len() >= range.limit as usize;
         poll.heads = h.rows;
         let Some(c) = self.reading.cohorts.iter().find(|c| c.id == poll.cohort) else {
-            return self.end_poll(poll, now);
+            return self.end_poll(&poll, now);
         };
         // A database in which ids commit in order needs no window.
         if c.low < c.high && h.snapshot != Snapshot::ORDERED && self.settings.protections.late_window {
             // Due rows that wait for a poll rely on its window.
             if poll.heads.is_empty() && self.reading.due.early.is_empty() && now < c.window_at {
-                return self.end_poll(poll, now);
+                return self.end_poll(&poll, now);
             }
             let low = c.low;
             poll.asked = now;
             self.read_window(poll, low);
         } else {
             poll.snapshot = Some(h.snapshot);
-            self.end_poll(poll, now);
+            self.end_poll(&poll, now);
         }
     }
 
@@ -381,7 +381,7 @@ impl Core {
     }
 
     /// Head and window are here: their rows go to the lanes, and the positions move.
-    fn end_poll(&mut self, poll: Poll, now: Mono) {
+    fn end_poll(&mut self, poll: &Poll, now: Mono) {
         let owned: Vec<Owned> = poll.owned.iter().copied().filter(|o| self.ownership.holds(*o)).collect();
         let works: BTreeSet<Shard> =
             owned.iter().map(|o| o.shard).filter(|s| self.ownership.works(*s)).collect();
@@ -417,7 +417,7 @@ impl Core {
             }
             c.mark(now);
         }
-        let new = new + self.admit_early(&poll);
+        let new = new + self.admit_early(poll);
         self.pause_after_poll(new, poll.full, now);
     }
 
