@@ -119,30 +119,21 @@ pub(crate) fn schema(config: &Config, error: &SchemaError) -> Fault {
     let (what, cure) = match error {
         SchemaError::Missing => (
             "the tables are missing (or not in the search_path)".to_owned(),
-            "create them: postrider init with the same --database".to_owned(),
+            "create them: postrider init with the same --database",
         ),
         SchemaError::Older { found, needed } => (
             format!("the tables have version {found}, this program needs version {needed}"),
-            "bring them up to date: postrider init with the same --database".to_owned(),
+            "bring them up to date: postrider init with the same --database",
         ),
         SchemaError::Newer { found, known } => (
             format!("the tables have version {found}, this program knows version {known}"),
-            "use the release of postrider that made them, or a newer one".to_owned(),
+            "use the release of postrider that made them, or a newer one",
         ),
         SchemaError::Denied(e) => (
             format!("the database does not allow this to the user: {e}"),
-            "create the tables as their owner; for the other rights: postrider init --grants".to_owned(),
+            "create the tables as their owner; for the other rights: postrider init --grants",
         ),
-        other => split(&other.to_string()),
+        other => return Fault::from_text(&other.to_string()).at(place(config)),
     };
-    let fault = Fault::new(what).at(place(config));
-    if cure.is_empty() { fault } else { fault.cure(cure) }
-}
-
-/// Texts of the libraries name the cure after a colon or semicolon; this keeps them whole.
-fn split(text: &str) -> (String, String) {
-    match text.split_once("; ") {
-        Some((what, cure)) => (what.to_owned(), cure.to_owned()),
-        None => (text.to_owned(), String::new()),
-    }
+    Fault::new(what).at(place(config)).cure(cure)
 }

@@ -19,6 +19,12 @@ impl Fault {
         Self { what: what.into(), place: None, cure: None, code: 1 }
     }
 
+    /// From an error text of the libraries, which says what is wrong and, mostly, how to mend it.
+    pub(crate) fn from_text(text: &str) -> Self {
+        let (what, cure) = sentence_and_cure(text);
+        Self { cure: cure.map(str::to_owned), ..Self::new(what) }
+    }
+
     pub(crate) fn at(mut self, place: impl fmt::Display) -> Self {
         self.place = Some(place.to_string());
         self
@@ -77,4 +83,29 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         eprintln!("  cause: {cause}");
     }
     ExitCode::FAILURE
+}
+
+/// The libraries write `what is wrong; how to mend it`, or `what is wrong: run …`.
+fn sentence_and_cure(text: &str) -> (&str, Option<&str>) {
+    if let Some((what, cure)) = text.rsplit_once("; ") {
+        return (what, Some(cure));
+    }
+    let verbs = [": run ", ": grant ", ": give ", ": install ", ": use ", ": check ", ": free ", ": create "];
+    let at = verbs.iter().filter_map(|verb| text.find(verb)).min();
+    match at {
+        Some(at) => (&text[..at], Some(&text[at + 2..])),
+        None => (text, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sentence_and_cure;
+
+    #[test]
+    fn the_cure_is_what_stands_after_the_semicolon_or_the_verb() {
+        assert_eq!(sentence_and_cure("a: b; do c"), ("a: b", Some("do c")));
+        assert_eq!(sentence_and_cure("no table: run `init`"), ("no table", Some("run `init`")));
+        assert_eq!(sentence_and_cure("it broke: reset"), ("it broke: reset", None));
+    }
 }

@@ -25,14 +25,7 @@ pub(crate) async fn open(global: &Global) -> Result<(Config, Arc<dyn Admin>)> {
 
 /// An error of the source, with the place it is about. Its text says what to mend.
 pub(crate) fn source(config: &Config, error: &SourceError) -> Fault {
-    let fault = |text: &str| {
-        let (what, cure) = sentence_and_cure(text);
-        let fault = Fault::new(what).at(database::place(config));
-        match cure {
-            Some(cure) => fault.cure(cure),
-            None => fault,
-        }
-    };
+    let fault = |text: &str| Fault::from_text(text).at(database::place(config));
     match error {
         SourceError::Operator(text) if config.source.from == Origin::Default => {
             fault(text).cure("name the database with --database, or start with `postrider init` or `postrider run` in this folder")
@@ -42,19 +35,6 @@ pub(crate) fn source(config: &Config, error: &SourceError) -> Fault {
             let fault = fault(text);
             if fault.has_cure() { fault } else { fault.cure("check host and port, and that the server runs; then try again") }
         }
-    }
-}
-
-/// The libraries write `what is wrong; how to mend it`, or `what is wrong: run …`.
-fn sentence_and_cure(text: &str) -> (&str, Option<&str>) {
-    if let Some((what, cure)) = text.rsplit_once("; ") {
-        return (what, Some(cure));
-    }
-    let verbs = [": run ", ": grant ", ": give ", ": install ", ": use ", ": check ", ": free ", ": create "];
-    let at = verbs.iter().filter_map(|verb| text.find(verb)).min();
-    match at {
-        Some(at) => (&text[..at], Some(&text[at + 2..])),
-        None => (text, None),
     }
 }
 

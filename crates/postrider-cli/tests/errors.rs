@@ -192,6 +192,9 @@ fn a_full_disk_of_the_file_sink() {
     });
     assert!(status.contains("free space"), "names the cure: {status}");
     assert!(status.contains("Dead         0"), "an outage makes nothing dead: {status}");
+    let (code, ready) = common::get(&relay.http(), "/readyz");
+    assert!(code == 503 && ready.contains("disk is full"), "not ready, and why: {code} {ready}");
+    assert_eq!(common::get(&relay.http(), "/livez").0, 200, "a restart would not help");
     let said = relay.stop();
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.stderr.contains("disk is full"), "the log says it, too: {}", said.stderr);

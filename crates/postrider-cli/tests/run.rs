@@ -118,3 +118,24 @@ fn a_second_signal_ends_it_at_once() {
     assert_eq!(said.code, 143, "{said:?}");
     assert!(said.stderr.contains("exiting at once"), "{said:?}");
 }
+
+/// A relay that is stopped for longer than its lease, and whose shards nobody took, goes on and says that it is ready again.
+#[test]
+fn a_relay_that_renews_late_is_ready_again() {
+    let place = Place::new()
+        .variable("POSTRIDER_RELAY_LEASE", "1s")
+        .variable("POSTRIDER_RELAY_RENEW_EVERY", "300ms")
+        .variable("POSTRIDER_RELAY_MARGIN", "100ms")
+        .variable("POSTRIDER_RELAY_PUBLISH_TIMEOUT", "500ms");
+    let relay = place.relay(&["--listen", "127.0.0.1:0"]);
+    let http = relay.http();
+    eventually("it is ready", || get(&http, "/readyz").0 == 200);
+    relay.signal("STOP");
+    let live = || place.run(&["status", "--json"]).json()["relays"][0]["live"] == true;
+    eventually("its lease has run out", || !live());
+    relay.signal("CONT");
+    eventually("it has renewed", live);
+    eventually("it is ready again", || get(&http, "/readyz").0 == 200);
+    let said = relay.stop();
+    assert!(said.stderr.contains("the lease has run out without a renewal"), "{}", said.stderr);
+}

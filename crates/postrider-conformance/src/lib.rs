@@ -2,6 +2,8 @@
 
 pub mod database;
 pub mod ledger;
+pub mod measure;
+pub mod process;
 pub mod simulation;
 pub mod sink;
 pub mod testbed;

@@ -45,7 +45,8 @@ pub struct Heads {
     pub mine: Vec<Shard>,
     /// What this read could see.
     pub snapshot: Snapshot,
-    /// For [`Reader::due`]: where the next read goes on. `None` when there were no rows.
+    /// For [`Reader::due`]: where the next read may go on; what appears before it later is left to the sweep from the
+    /// start. `None` = where this one did.
     pub next: Option<DueCursor>,
 }
 

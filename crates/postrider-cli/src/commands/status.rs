@@ -78,7 +78,7 @@ fn text(config: &Config, status: &Status) -> String {
     ];
     let named: Vec<String> = status.unaccounted.iter().take(10).map(ToString::to_string).collect();
     if !named.is_empty() {
-        lines.push(format!("             positions {}: no table knows them; report this", named.join(", ")));
+        lines.push(format!("             positions {}: no table knows them, so nobody sends them; the manual, operations.md, says how to mend it", named.join(", ")));
     }
     lines.push(String::new());
     if status.relays.is_empty() {

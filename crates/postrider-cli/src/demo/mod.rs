@@ -101,14 +101,19 @@ pub(crate) async fn run(global: &Global, args: &Demo) -> Result<ExitCode> {
     story.opening(args, seed, &places);
     let counted = play(args, seed, &places, &mut story).await?;
     let verdict = verdict::compute(&places, &counted).await?;
-    story.verdict(&verdict, &counted, args.keep.as_deref());
+    let ok = verdict.report.is_ok();
+    // A failure that nobody asked for is to be looked into.
+    let keep = args.keep.is_some() || (!ok && args.without.is_none());
+    story.verdict(&verdict, &counted, keep.then_some(&*places.folder));
     if global.json {
         crate::output::line(&serde_json::to_string(&verdict.report)?)?;
     }
-    if let Some(folder) = temporary {
-        folder.close().context("the temporary folder cannot be removed")?;
+    match temporary {
+        Some(folder) if keep => drop(folder.keep()),
+        Some(folder) => folder.close().context("the temporary folder cannot be removed")?,
+        None => {}
     }
-    Ok(if verdict.report.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(4) })
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(4) })
 }
 
 /// The folder to work in, and the guard that removes it unless it is to be kept.
@@ -138,7 +143,8 @@ pub(crate) struct Counted {
     pub(crate) killed: bool,
     pub(crate) refused: u32,
     pub(crate) answers_lost: u32,
-    pub(crate) repeats: u32,
+    pub(crate) outages: u32,
+    pub(crate) repeated_after_kill: bool,
     pub(crate) stuck: bool,
 }
 
@@ -157,12 +163,13 @@ async fn play(args: &Demo, seed: u64, places: &Places, story: &mut Story) -> Res
     let patience = if loses { PATIENCE_WITHOUT } else { PATIENCE };
     let mut counted = Counted::default();
     let mut progress = Progress::default();
-    while !(progress.complete() && counted.killed) {
+    while !(progress.complete() && counted.all_faults_met()) {
         let Ok(event) = timeout_at(Instant::now() + patience, seen.recv()).await else {
             counted.stuck = true;
             break;
         };
         let event = event.context("the demo lost track of its parts")?;
+        counted.repeated_after_kill |= counted.killed && progress.is_repeat(&event);
         progress.note(&event);
         counted.note(&event);
         story.tell(&event, &progress);
@@ -171,7 +178,7 @@ async fn play(args: &Demo, seed: u64, places: &Places, story: &mut Story) -> Res
                 relay.kill().await?;
                 counted.killed = true;
                 story.killed(messages);
-                let next = relay::Faults { hold_after: None, down_after: Some((args.messages / 4).max(1)) };
+                let next = relay::Faults { hold_after: None, down_after: Some(outage(args.messages)) };
                 relay =
                     RelayProcess::start(places, seed.wrapping_add(1), args.without, &next, events.clone())?;
             }
@@ -192,13 +199,23 @@ async fn play(args: &Demo, seed: u64, places: &Places, story: &mut Story) -> Res
     Ok(counted)
 }
 
+/// After how many publishes of the second relay the sink is down. With few messages at once: there might be no more of them.
+fn outage(transfers: u32) -> u32 {
+    if transfers < 100 { 0 } else { transfers / 4 }
+}
+
 impl Counted {
+    /// The relay was killed, what it had not recorded came again, and the sink was down and is back.
+    fn all_faults_met(&self) -> bool {
+        self.killed && self.repeated_after_kill && self.outages > 0
+    }
+
     fn note(&mut self, event: &Event) {
         match event {
             Event::BankDone { rolled_back, .. } => self.rolled_back = *rolled_back,
             Event::Refused { .. } => self.refused += 1,
             Event::AnswerLost { .. } => self.answers_lost += 1,
-            Event::Repeat { .. } => self.repeats += 1,
+            Event::SinkUp => self.outages += 1,
             _ => {}
         }
     }
@@ -222,6 +239,15 @@ impl Progress {
             }
             Event::Applied { id } => drop(self.applied.insert(id.clone())),
             _ => {}
+        }
+    }
+
+    /// Whether a message arrived that was applied before; a consumer without inbox does not notice.
+    fn is_repeat(&self, event: &Event) -> bool {
+        match event {
+            Event::Repeat { .. } => true,
+            Event::Applied { id } => self.applied.contains(id),
+            _ => false,
         }
     }
 

@@ -59,7 +59,7 @@ impl RelayProcess {
                     return;
                 }
             }
-            // Told when the process was killed on purpose, too: then nobody looks at it any more.
+            // Told at a stop that was asked for, too: then nobody looks at it any more.
             let how = "its output ended".to_owned();
             if events.send(Event::RelayEnded { how }).is_err() {
                 tracing::debug!("nobody follows the demo any more");
@@ -71,7 +71,11 @@ impl RelayProcess {
     /// SIGKILL: no chance to say or write anything.
     pub(super) async fn kill(self) -> Result<()> {
         let Self { mut child, telling } = self;
+        // Its task must have ended before the process does: it would report an end that nobody asked for.
         telling.abort();
+        if telling.await.is_ok() {
+            tracing::debug!("the relay's output had ended before the kill");
+        }
         child.kill().await.context("the relay's process cannot be killed")
     }
 

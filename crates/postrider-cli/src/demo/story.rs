@@ -172,14 +172,11 @@ impl Story {
     pub(super) fn verdict(&mut self, compared: &Compared, counted: &Counted, keep: Option<&Path>) {
         self.plain("");
         let faults = format!(
-            "Faults: {} refusals, {} lost answers, {}.",
+            "Faults: {} refusals, {} lost answers, {} outage of the sink, {} kill -9 of the relay.",
             counted.refused,
             counted.answers_lost,
-            if counted.killed {
-                "1 outage of the sink, 1 kill -9 of the relay"
-            } else {
-                "and the relay was never killed"
-            }
+            counted.outages,
+            u32::from(counted.killed),
         );
         self.plain(&faults);
         if counted.stuck {

@@ -99,7 +99,7 @@ fn judge(mut compared: Compared, counted: &Counted) -> Compared {
     let r = &mut compared.report;
     let clean = r.lost + r.invented + r.reordered + r.applied_twice == 0;
     let complete = r.applied == r.committed && !counted.stuck;
-    let tested = counted.killed && r.rolled_back >= 1 && r.duplicates >= 1;
+    let tested = counted.killed && counted.outages >= 1 && r.rolled_back >= 1 && r.duplicates >= 1;
     let money = compared.money_at_bank == compared.money_at_start && compared.books_agree;
     r.verdict = if clean && complete && tested && money { "ok" } else { "failed" };
     compared

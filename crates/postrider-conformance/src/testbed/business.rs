@@ -131,6 +131,36 @@ impl Business {
         }
     }
 
+    /// One transaction that writes many operations over `keys` keys, with their messages, by plain SQL: a backlog that is
+    /// there at once. Their ids begin with `name`.
+    ///
+    /// # Panics
+    /// If the database refuses.
+    pub async fn burst(&self, name: &str, messages: u64, keys: u64) {
+        let (messages, keys) =
+            (i64::try_from(messages).expect("a count"), i64::try_from(keys).expect("a count"));
+        let mut tx = self.pool.begin().await.expect("begin");
+        for sql in [
+            "insert into account (key) select 'key-' || k from generate_series(0, $3 - 1) k where $1 <> '' and $2 > 0
+             on conflict do nothing",
+            "select key from account where $1 <> '' and $2 > 0 and $3 > 0 order by key for update",
+            "insert into operation
+             select $1 || '-' || n, a.key, a.version + n / $3 + 1
+             from generate_series(0, $2 - 1) n join account a on a.key = 'key-' || (n % $3)",
+            "update account a set version = a.version + written.n
+             from (select key, count(*) as n from operation where message_id like $1 || '-%' and $2 > 0 and $3 > 0
+                   group by key) written
+             where written.key = a.key",
+            "insert into outbox (message_id, topic, message_key, payload)
+             select $1 || '-' || n, 'orders', 'key-' || (n % $3), repeat('x', 100)
+             from generate_series(0, $2 - 1) n order by n",
+        ] {
+            let query = sqlx::query(sql).bind(name).bind(messages).bind(keys);
+            query.execute(&mut *tx).await.expect("a burst");
+        }
+        tx.commit().await.expect("commit");
+    }
+
     /// What was committed.
     ///
     /// # Panics

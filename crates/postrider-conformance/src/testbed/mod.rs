@@ -1,12 +1,17 @@
 //! What the end-to-end tests stand on: a database per test, a bank of producers, sinks that remember and misbehave.
 
 mod business;
+pub mod costs;
 mod memory_sink;
+mod metered;
 mod postgres;
+mod tables;
 
 pub use business::{Business, Load};
 pub use memory_sink::{Behaviour, MemorySink};
+pub use metered::{Look, Looks, Meter, Purpose};
 pub use postgres::{TestDatabase, postgres_url};
+pub use tables::{Bulk, History, Statistics};
 
 use std::time::Duration;
 

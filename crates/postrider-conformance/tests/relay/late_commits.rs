@@ -58,9 +58,11 @@ async fn fifty_writers_with_random_delays_and_rollbacks_lose_and_reorder_nothing
     business.assert_receipts().await;
 }
 
-/// Waits for `done`; the test harness ends a test that waits for ever.
+/// Waits for `done`. Fails after two minutes, which is longer than any of it takes.
 pub(crate) async fn until(mut done: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
     while !done() {
+        assert!(began.elapsed() < Duration::from_secs(120), "what is waited for has not come about");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

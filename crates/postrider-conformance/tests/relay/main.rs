@@ -1,6 +1,7 @@
 //! The whole path on a real PostgreSQL, in one process: business transactions, relays, a sink that misbehaves, and the
 //! ledger check at the end of each.
 
+mod fencing;
 mod late_commits;
 mod outages;
 mod retries;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -65,7 +66,7 @@ pub(super) fn read<'a>(
     overlays: &'a [Overlay],
 ) -> Result<(Sections, Origins), ConfigError> {
     let file = file.map(Path::to_owned).unwrap_or_default();
-    let mut document = Document { text, file, origins: Origins::default() };
+    let mut document = Document { text, file, origins: Origins::default(), values: Vec::new() };
     let mut root = DeTable::parse(text).map_err(|e| {
         let line = e.span().map_or(1, |s| document.line(s.start));
         ConfigError::new(format!("this is not TOML: {}", e.message()))
@@ -104,6 +105,8 @@ struct Document<'a> {
     text: &'a str,
     file: PathBuf,
     origins: Origins,
+    /// Where the value of each field stands in the text.
+    values: Vec<(Range<usize>, &'static str)>,
 }
 
 impl<'a> Document<'a> {
@@ -133,9 +136,10 @@ impl<'a> Document<'a> {
                     .at(origin)
                     .cure(format!("write [{path}] on a line of its own and its fields below")));
             }
-            if fields::find(&path).is_none() {
+            let Some(field) = fields::find(&path) else {
                 return Err(unknown(section, name).at(origin));
-            }
+            };
+            self.values.push((value.span(), field.path));
             if let DeValue::String(text) = value.get_mut() {
                 let expanded = expand::expand(text, variable).map_err(|why| {
                     ConfigError::new(format!("`{path}` {why}"))
@@ -210,8 +214,8 @@ impl<'a> Document<'a> {
             return must_be(field.path, field.takes).at(self.origins.of(field.path));
         }
         let origin = Origin::Line(self.file.clone(), self.line(span.start));
-        let field = FIELDS.iter().find(|f| self.origins.by_path.get(f.path) == Some(&origin));
-        match field {
+        let at = self.values.iter().find(|(place, _)| place.start <= span.start && span.start < place.end);
+        match at.and_then(|(_, path)| fields::find(path)) {
             Some(field) => must_be(field.path, field.takes).at(origin),
             None => ConfigError::new("a field has the wrong type").at(origin),
         }

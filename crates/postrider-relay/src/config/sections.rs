@@ -132,6 +132,13 @@ pub(super) fn resolve(file: Sections, origins: &Origins) -> Result<Config, Confi
     let from = |a: &str, b: &str| {
         if origins.of(a) == super::Origin::Default { origins.of(b) } else { origins.of(a) }
     };
+    let connections = file.source.connections.map_or(DEFAULT_CONNECTIONS, std::num::NonZeroU32::get);
+    if connections < 2 {
+        return Err(origins.error(
+            "source.connections",
+            "`source.connections` must be at least 2: one is kept for renewing leases",
+        ));
+    }
     let settings = settings(&file.relay);
     check(&settings, origins)?;
     let listen = loopback(file.http.listen, origins)?;
@@ -139,7 +146,7 @@ pub(super) fn resolve(file: Sections, origins: &Origins) -> Result<Config, Confi
         instance: instance(file.instance, origins)?,
         source: SourceConfig {
             database,
-            connections: file.source.connections.map_or(DEFAULT_CONNECTIONS, std::num::NonZeroU32::get),
+            connections,
             from: from("source.database", "source.database_url_file"),
         },
         sink: SinkConfig { url: sink, from: from("sink.url", "sink.url_file") },

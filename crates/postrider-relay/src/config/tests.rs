@@ -88,6 +88,7 @@ fn a_wrong_type_names_the_constraint_and_never_the_value() {
         ("[log]\nformat = \"s3cret\"\n", "log.format"),
         ("[http]\nlisten = \"s3cret\"\n", "http.listen"),
         ("[relay.breaker]\nfailures = true\n", "relay.breaker.failures"),
+        ("[relay]\nbackoff = { first = \"1s\", cap = 5 }\n", "relay.backoff.cap"),
     ] {
         let error = refused(text, &[]);
         assert!(error.what.starts_with(&format!("`{field}` must be ")), "{error:?}");
@@ -158,4 +159,22 @@ fn misspelt_variables_are_noticed() {
     let env = environment(&[("POSTRIDER_RELAY_LEESE", "1s"), ("POSTRIDER_RELAY_PORT_80_TCP", "x")]);
     let found = misspelt_variables(&env);
     assert_eq!(found, [("POSTRIDER_RELAY_LEESE".to_owned(), "POSTRIDER_RELAY_LEASE".to_owned())]);
+}
+
+#[test]
+fn the_page_about_the_configuration_names_every_field_and_variable() {
+    let page = include_str!("../../../../docs/configuration.md");
+    for field in fields::FIELDS {
+        let name = field.path.rsplit('.').next().expect("a name");
+        assert!(page.contains(&format!("| `{name}`")), "{} is missing", field.path);
+        assert!(page.contains(&fields::variable(field.path)), "{} is missing", fields::variable(field.path));
+    }
+}
+
+#[test]
+fn the_example_on_the_page_is_valid() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let example =
+        page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
+    with_file(example, &[("DB_PASSWORD", "x")], &Flags::default()).expect("valid");
 }

@@ -33,6 +33,8 @@ pub struct Core {
     pub(super) to_load: BTreeMap<Position, Lane>,
     pub(super) loaded: BTreeMap<Position, Loaded>,
     pub(super) loading: usize,
+    /// Since when a small read of messages has waited for company.
+    pub(super) load_waits: Option<Mono>,
     pub(super) buffered_bytes: u64,
     pub(super) flights: BTreeMap<Ticket, InFlight>,
     /// Tried without an outcome to record; they go again at their time.
@@ -83,6 +85,21 @@ pub struct Counters {
     pub most_in_flight: u64,
 }
 
+/// A breaker that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenBreaker {
+    /// The sink.
+    pub sink: Arc<str>,
+    /// The destination within it; `None` = the whole sink.
+    pub destination: Option<Arc<str>>,
+    /// Since when.
+    pub since: Mono,
+    /// Why.
+    pub reason: String,
+    /// Whether waiting does not help: credentials, rights, configuration.
+    pub needs_operator: bool,
+}
+
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Core")
@@ -113,6 +130,7 @@ impl Core {
             to_load: BTreeMap::new(),
             loaded: BTreeMap::new(),
             loading: 0,
+            load_waits: None,
             buffered_bytes: 0,
             flights: BTreeMap::new(),
             pausing: BTreeSet::new(),
@@ -167,16 +185,21 @@ impl Core {
         self.lanes.stopped()
     }
 
-    /// Open breakers: sink, destination (`None` = the whole sink), since when, why, whether an operator is needed.
+    /// The breakers that are open now.
     #[must_use]
-    pub fn open_breakers(&self) -> Vec<(Arc<str>, Option<Arc<str>>, Mono, String, bool)> {
-        let describe = |b: &Breaker| b.why().map(|(since, why, operator)| (since, why.to_owned(), operator));
-        let sinks = self.sinks.iter().filter_map(|s| {
-            describe(&s.breaker).map(|(since, why, op)| (s.name.clone(), None, since, why, op))
-        });
-        let destinations = self.destinations.iter().filter_map(|((sink, dest), d)| {
-            let name = self.sinks[sink.0].name.clone();
-            describe(&d.breaker).map(|(since, why, op)| (name, Some(dest.clone()), since, why, op))
+    pub fn open_breakers(&self) -> Vec<OpenBreaker> {
+        let describe = |b: &Breaker, sink: &Arc<str>, destination: Option<&Arc<str>>| {
+            b.why().map(|(since, why, needs_operator)| OpenBreaker {
+                sink: sink.clone(),
+                destination: destination.cloned(),
+                since,
+                reason: why.to_owned(),
+                needs_operator,
+            })
+        };
+        let sinks = self.sinks.iter().filter_map(|s| describe(&s.breaker, &s.name, None));
+        let destinations = self.destinations.iter().filter_map(|((sink, destination), d)| {
+            describe(&d.breaker, &self.sinks[sink.0].name, Some(destination))
         });
         sinks.chain(destinations).collect()
     }
@@ -203,25 +226,25 @@ impl Core {
                 self.rechecked(owned, limit, &rows, now);
             }
             (Request::Held { owned, limit, .. }, Answer::Held(rows)) => {
-                self.held_loaded(&owned, limit, &rows, now)
+                self.held_loaded(&owned, limit, &rows, now);
             }
             (Request::Renew { owned }, Answer::Renewed(r)) => self.renewed(&owned, &r, now),
             (Request::Release { owned }, Answer::Done) => self.released(&owned),
             (Request::Leave, Answer::Done) => self.left(),
             (Request::Heads { owned, range }, Answer::Heads(h)) => {
-                self.heads_read(call, &owned, range, h, now)
+                self.heads_read(call, &owned, range, h, now);
             }
             (Request::Due { owned, limit, .. }, Answer::Heads(h)) => {
-                self.due_read(call, &owned, limit, h, now)
+                self.due_read(call, &owned, limit, h, now);
             }
             (Request::Lane { owned, lane, range }, Answer::Heads(h)) => {
-                self.lane_read(call, owned, &lane, range, &h)
+                self.lane_read(call, owned, &lane, range, &h);
             }
             (Request::Messages { owned, positions }, Answer::Messages(m)) => {
-                self.messages_read(&owned, &positions, m)
+                self.messages_read(&owned, &positions, m);
             }
             (Request::Settle { owned, settled }, Answer::Settled(r)) => {
-                self.settled(&owned, settled, &r, now)
+                self.settled(&owned, settled, &r, now);
             }
             (request, _) => panic!("an answer of another kind to {}", request.kind()),
         }
@@ -234,12 +257,12 @@ impl Core {
         match request {
             Request::Held { .. } if self.is_recheck(call) => self.recheck_failed(now),
             Request::Acquire { .. } | Request::Held { .. } | Request::Renew { .. } => {
-                self.ownership_failed(&request, now)
+                self.ownership_failed(&request, now);
             }
             Request::Release { owned } => self.release_failed(&owned, now),
             Request::Leave => self.left(),
             Request::Heads { .. } | Request::Due { .. } | Request::Lane { .. } => {
-                self.read_failed(call, &request, now)
+                self.read_failed(call, &request, now);
             }
             Request::Messages { positions, .. } => self.messages_failed(&positions, now),
             Request::Settle { owned, settled } => self.settle_failed(&owned, settled, now),
@@ -322,17 +345,13 @@ impl Core {
             return;
         }
         self.drop_memory(shard);
-        let dropped = self.settling.drop_shard(shard);
-        let mut fenced = 0;
-        for (sink, n) in dropped {
+        let (accepted, mut fenced) = self.settling.drop_shard(shard);
+        for (sink, n) in accepted {
             self.sinks[sink.0].in_flight -= n;
             fenced += n;
         }
-        self.counters.fenced += fenced as u64;
         self.notice(Notice::Lost { shard });
-        if fenced > 0 {
-            self.notice(Notice::Fenced { count: fenced });
-        }
+        self.count_fenced(fenced);
     }
 
     /// Forgets all messages of a shard.

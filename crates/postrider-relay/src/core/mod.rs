@@ -26,7 +26,7 @@ pub mod settings;
 mod settling;
 mod stopping;
 
-pub use machine::{Core, Counters};
+pub use machine::{Core, Counters, OpenBreaker};
 pub use protocol::{
     Action, Answer, CallId, Event, Flight, Mono, Notice, Request, Route, SinkId, SinkSpec, Ticket,
 };

@@ -183,7 +183,7 @@ impl Core {
             }
             Retry::Never => self.give_up(f, DeadReason::Permanent, attempts, tries, error, now),
             _ if attempts + 1 >= most => {
-                self.give_up(f, DeadReason::Attempts, attempts + 1, tries, error, now)
+                self.give_up(f, DeadReason::Attempts, attempts + 1, tries, error, now);
             }
             retry => {
                 let own = self.settings.backoff.delay(attempts + 1, random);

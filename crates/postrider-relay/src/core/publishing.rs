@@ -18,6 +18,10 @@ pub(super) type DestKey = (SinkId, Arc<str>);
 const PUBLISH_BATCH: usize = 500;
 /// Reads of whole messages under way at a time.
 const LOADS_AT_ONCE: usize = 2;
+/// While much is in memory, a read of fewer than half of `load_batch` messages waits this long for company. Otherwise
+/// each answer of the sink makes room for a few messages and they are read at once, a statement for 300 instead of 500
+/// messages while draining. A relay at rest reads at once.
+const LOAD_LINGER: std::time::Duration = std::time::Duration::from_millis(5);
 
 pub(super) struct SinkState {
     pub(super) name: Arc<str>,
@@ -141,10 +145,32 @@ impl Core {
         room.saturating_sub(self.loading).min(self.settings.load_batch as usize)
     }
 
+    /// Whether a read of `room` messages now would be small, and there is time for it to grow.
+    fn load_may_wait(&mut self, room: usize, now: Mono) -> bool {
+        let half = self.settings.load_batch as usize / 2;
+        let small = room.min(self.to_load.len()) < half;
+        let busy = self.loaded.len() + self.loading + self.flights.len() >= half;
+        if !(small && busy) {
+            self.load_waits = None;
+            return false;
+        }
+        let until = self.load_waits.get_or_insert(now).plus(LOAD_LINGER);
+        if now >= until {
+            self.load_waits = None;
+            return false;
+        }
+        self.wake_at(until);
+        true
+    }
+
     pub(super) fn pump_loading(&mut self, now: Mono) {
         self.unpark_open(now);
         while self.calls.values().filter(|r| matches!(r, Request::Messages { .. })).count() < LOADS_AT_ONCE {
-            let positions = self.take_to_load(self.load_room(now));
+            let room = self.load_room(now);
+            if room == 0 || self.to_load.is_empty() || self.load_may_wait(room, now) {
+                return;
+            }
+            let positions = self.take_to_load(room);
             if positions.is_empty() {
                 return;
             }

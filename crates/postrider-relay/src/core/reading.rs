@@ -19,6 +19,13 @@ use crate::source::{DueCursor, Heads, Owned, Range, Snapshot};
 const SWEEP_REST: u32 = 20;
 /// Shortest pause between two slices of a sweep.
 const SWEEP_SLICE_PAUSE: Duration = Duration::from_millis(50);
+/// Behind polls that bring nothing new the window is only read for what has committed late, and then it may take a fifth
+/// of the time: a pause of 4 times its duration, at least [`MARK_EVERY`]. While a writer stays open the window covers
+/// all that has flowed since (about 20 pages per 1,000 ids), and at each idle poll that would be most of the load.
+const WINDOW_REST: u32 = 4;
+/// A window that took this long or longer is followed by a pause as long as it took, whatever is new: it takes half of
+/// the time at most. Below it (some 30,000 ids) reading on at once is cheaper than waiting.
+const LONG_WINDOW: Duration = Duration::from_millis(10);
 /// Two marks of the late window are at least this far apart.
 const MARK_EVERY: Duration = Duration::from_millis(20);
 
@@ -34,6 +41,8 @@ pub(super) struct Reading {
     pause: Duration,
     hinted: bool,
     poll_backoff: CallBackoff,
+    /// No poll before this time, hint or not: the last window was long.
+    window_pause: Mono,
     due: DuePoll,
     sweep: Sweep,
     /// Lanes whose next messages are not in memory.
@@ -63,6 +72,10 @@ struct Cohort {
     marks: Queue<Mark>,
     /// The last poll found nothing more above `high`.
     caught_up: bool,
+    /// Without new rows above it the window is not read again before this time.
+    window_at: Mono,
+    /// Rows that the last window returned.
+    window_rows: usize,
 }
 
 /// `low` may become `high` when every transaction older than `xmax` has ended. `xmax` is taken from a snapshot at least
@@ -103,6 +116,8 @@ struct DuePoll {
     /// Where a sweep of the due rows goes on; from the start, if it is not under way.
     sweep: DueCursor,
     sweep_at: Mono,
+    /// When the read under way was asked for.
+    since: Mono,
     backoff: CallBackoff,
     /// Rows that must not pass ready ones of their key that have not been read yet.
     early: Vec<EarlyDue>,
@@ -262,7 +277,8 @@ impl Core {
             return;
         }
         let hinted = std::mem::take(&mut self.reading.hinted);
-        let at = self.reading.poll_backoff.until().max(if hinted { Mono(0) } else { self.reading.poll_at });
+        let paced = if hinted { Mono(0) } else { self.reading.poll_at };
+        let at = self.reading.poll_backoff.until().max(self.reading.window_pause).max(paced);
         if now < at {
             self.reading.hinted = hinted;
             self.wake_at(at);
@@ -271,7 +287,12 @@ impl Core {
         self.merge_cohorts();
         self.reading.turn = (self.reading.turn + 1) % self.reading.cohorts.len();
         let cohort = &self.reading.cohorts[self.reading.turn];
-        let range = Range { after: cohort.high, up_to: None, limit: self.settings.head_batch };
+        // Each poll reads the whole window again. Where that holds many rows (of keys that are held back), a poll reads as
+        // many new ones as there is room for, so that the window costs each row once and not ten times.
+        let room = (self.settings.buffer_heads as usize).saturating_sub(self.lanes.flowing());
+        let many = u32::try_from(cohort.window_rows.min(room)).unwrap_or(u32::MAX);
+        let limit = self.settings.head_batch.max(many);
+        let range = Range { after: cohort.high, up_to: None, limit };
         let (id, high) = (cohort.id, cohort.high);
         let owned = self.ownership.owned(cohort.shards.iter().copied());
         let call = self.call(Request::Heads { owned: owned.clone(), range });
@@ -327,21 +348,25 @@ impl Core {
         if poll.in_window {
             poll.window = h.rows;
             poll.snapshot = Some(h.snapshot);
-            return self.end_poll(poll, now);
+            return self.end_poll(&poll, now);
         }
         poll.full = h.rows.len() >= range.limit as usize;
         poll.heads = h.rows;
         let Some(c) = self.reading.cohorts.iter().find(|c| c.id == poll.cohort) else {
-            return self.end_poll(poll, now);
+            return self.end_poll(&poll, now);
         };
         // A database in which ids commit in order needs no window.
         if c.low < c.high && h.snapshot != Snapshot::ORDERED && self.settings.protections.late_window {
+            // Due rows that wait for a poll rely on its window.
+            if poll.heads.is_empty() && self.reading.due.early.is_empty() && now < c.window_at {
+                return self.end_poll(&poll, now);
+            }
             let low = c.low;
             poll.asked = now;
             self.read_window(poll, low);
         } else {
             poll.snapshot = Some(h.snapshot);
-            self.end_poll(poll, now);
+            self.end_poll(&poll, now);
         }
     }
 
@@ -356,7 +381,7 @@ impl Core {
     }
 
     /// Head and window are here: their rows go to the lanes, and the positions move.
-    fn end_poll(&mut self, poll: Poll, now: Mono) {
+    fn end_poll(&mut self, poll: &Poll, now: Mono) {
         let owned: Vec<Owned> = poll.owned.iter().copied().filter(|o| self.ownership.holds(*o)).collect();
         let works: BTreeSet<Shard> =
             owned.iter().map(|o| o.shard).filter(|s| self.ownership.works(*s)).collect();
@@ -371,6 +396,10 @@ impl Core {
         self.reading.poll_backoff.worked();
         self.reading.last_poll = Some(now);
         let top = self.reading.cohorts.first().map(|c| c.high).unwrap_or_default();
+        let window = poll.in_window.then(|| now.since(poll.asked));
+        if let Some(took) = window.filter(|took| *took >= LONG_WINDOW) {
+            self.reading.window_pause = now.plus(took);
+        }
         if let Some(c) = self.reading.cohorts.iter_mut().find(|c| c.id == poll.cohort) {
             c.high = c.high.max(highest.unwrap_or_default());
             c.caught_up = !poll.full;
@@ -382,9 +411,13 @@ impl Core {
             if let Some(snapshot) = poll.snapshot {
                 c.observe(snapshot, poll.asked, self.settings.late_margin);
             }
+            if let Some(took) = window {
+                c.window_at = now.plus((took * WINDOW_REST).max(MARK_EVERY));
+                c.window_rows = poll.window.len();
+            }
             c.mark(now);
         }
-        let new = new + self.admit_early(&poll);
+        let new = new + self.admit_early(poll);
         self.pause_after_poll(new, poll.full, now);
     }
 
@@ -431,6 +464,7 @@ impl Core {
         let d = &mut self.reading.due;
         d.call = Some(call);
         d.sweeping = sweeping;
+        d.since = now;
     }
 
     pub(super) fn due_read(&mut self, call: CallId, owned: &[Owned], limit: u32, h: Heads, now: Mono) {
@@ -455,7 +489,7 @@ impl Core {
             } else {
                 self.settings.sweep_every
             };
-            d.sweep_at = now.plus(pause);
+            d.sweep_at = now.plus(pause.max(now.since(d.since) * SWEEP_REST));
         }
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
     }

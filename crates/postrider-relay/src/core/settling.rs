@@ -32,7 +32,7 @@ struct Item {
 
 impl Settling {
     pub(super) fn push(&mut self, settled: Settled, sink: SinkId, now: Mono) {
-        if matches!(settled.verdict, Verdict::Sent { .. }) {
+        if is_sent(&settled) {
             self.sent.insert(settled.position, (settled.shard, sink));
         }
         self.queue.push_back(Item { settled, since: now });
@@ -51,9 +51,15 @@ impl Settling {
         self.queue.is_empty() && !self.calling
     }
 
-    /// Drops what is to be recorded for a shard that has passed on; returns how many accepted messages per sink.
-    pub(super) fn drop_shard(&mut self, shard: Shard) -> BTreeMap<SinkId, usize> {
-        self.queue.retain(|i| i.settled.shard != shard);
+    /// Drops what is to be recorded for a shard that has passed on; returns how many accepted messages per sink, those
+    /// being recorded now included, and how many other verdicts waited to be recorded.
+    pub(super) fn drop_shard(&mut self, shard: Shard) -> (BTreeMap<SinkId, usize>, usize) {
+        let mut verdicts = 0;
+        self.queue.retain(|i| {
+            let gone = i.settled.shard == shard;
+            verdicts += usize::from(gone && !is_sent(&i.settled));
+            !gone
+        });
         self.ambiguous.retain(|_, s| *s != shard);
         let mut dropped = BTreeMap::new();
         self.sent.retain(|_, (s, sink)| {
@@ -62,8 +68,12 @@ impl Settling {
             }
             *s != shard
         });
-        dropped
+        (dropped, verdicts)
     }
+}
+
+fn is_sent(settled: &Settled) -> bool {
+    matches!(settled.verdict, Verdict::Sent { .. })
 }
 
 impl Core {
@@ -101,9 +111,12 @@ impl Core {
         let next = self.upcoming_call();
         self.reading.note_settled(settled.iter().map(|s| s.position).collect(), next);
         let mut sent: BTreeMap<SinkId, usize> = BTreeMap::new();
+        let mut fenced = 0;
         for s in settled {
             if !mine.contains(&s.shard) {
-                continue; // what was known of it goes with its shard
+                // What was known of it goes with its shard, which counts accepted messages.
+                fenced += usize::from(!is_sent(&s) && !r.mine.contains(&s.shard));
+                continue;
             }
             let ambiguous = self.settling.ambiguous.remove(&s.position).is_some();
             let recorded = found.contains(&s.position) || ambiguous;
@@ -120,7 +133,15 @@ impl Core {
             let sink = self.sinks[sink.0].name.clone();
             self.notice(Notice::Sent { sink, count });
         }
+        self.count_fenced(fenced);
         self.lose_missing(owned, &r.mine);
+    }
+
+    pub(super) fn count_fenced(&mut self, count: usize) {
+        if count > 0 {
+            self.counters.fenced += count as u64;
+            self.notice(Notice::Fenced { count });
+        }
     }
 
     /// The verdict is recorded: the lane may go on. Returns the sink of a message that is SENT now.
@@ -171,6 +192,7 @@ impl Core {
         let s = &mut self.settling;
         s.calling = false;
         s.backoff.failed(now);
+        let mut fenced = 0;
         for settled in settled.into_iter().rev() {
             // What was decided under an earlier ownership went with it.
             let held = owned.iter().any(|o| o.shard == settled.shard && self.ownership.holds(*o));
@@ -178,7 +200,10 @@ impl Core {
                 self.counters.ambiguous += 1;
                 s.ambiguous.insert(settled.position, settled.shard);
                 s.queue.push_front(Item { settled, since: now });
+            } else {
+                fenced += usize::from(!is_sent(&settled));
             }
         }
+        self.count_fenced(fenced);
     }
 }

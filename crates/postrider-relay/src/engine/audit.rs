@@ -27,7 +27,7 @@ pub(super) async fn run(source: Source, shared: Arc<Shared>) {
         match look(&source, &mut bucket, &mut found_in_pass).await {
             Ok(()) => {}
             Err(error) => {
-                tracing::debug!(source = &*source.name, %error, "counting failed; it is tried again")
+                tracing::debug!(source = &*source.name, %error, "counting failed; it is tried again");
             }
         }
         tokio::time::sleep(EVERY).await;

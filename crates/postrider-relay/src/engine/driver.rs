@@ -174,6 +174,10 @@ impl Run<'_> {
                     };
                     if result.is_ok() {
                         shared.source_answered();
+                        if kind == "renew" {
+                            // If it came too late all the same, the core says so again.
+                            shared.lease_lost(false);
+                        }
                     }
                     if events.send(Event::Answered { call, result }).is_err() {
                         tracing::debug!(kind, "an answer arrived after the relay had ended");
@@ -196,20 +200,20 @@ impl Run<'_> {
             .core
             .open_breakers()
             .into_iter()
-            .map(|(sink, destination, since, reason, operator)| {
+            .map(|b| {
                 serde_json::json!({
-                    "sink": &*sink,
-                    "destination": destination.as_deref(),
-                    "open_for_seconds": now.since(since).as_secs(),
-                    "reason": reason,
-                    "needs_operator": operator,
+                    "sink": &*b.sink,
+                    "destination": b.destination.as_deref(),
+                    "open_for_seconds": now.since(b.since).as_secs(),
+                    "reason": b.reason,
+                    "needs_operator": b.needs_operator,
                 })
             })
             .collect();
         let counters = self.core.counters();
         let json = serde_json::json!({
             "breakers": breakers,
-            "last_error": self.driver.shared.snapshot().last_error,
+            "last_error": self.driver.shared.snapshot().last_error.map(|e| e.to_string()),
             "in_flight": self.core.in_flight(),
             "held_keys": self.core.held_lanes(),
             "sent": counters.sent,

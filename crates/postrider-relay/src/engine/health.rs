@@ -49,8 +49,23 @@ pub struct Snapshot {
     pub held_keys: usize,
     /// Open breakers.
     pub breakers: Vec<BreakerInfo>,
-    /// The last error of the source or the loop, for people.
-    pub last_error: Option<String>,
+    /// The last error of the source or the loop, and how long ago it was, for people.
+    pub last_error: Option<LastError>,
+}
+
+/// An error that may be over by now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastError {
+    /// What it said.
+    pub text: String,
+    /// When.
+    pub at: Instant,
+}
+
+impl std::fmt::Display for LastError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({} s ago)", self.text, self.at.elapsed().as_secs())
+    }
 }
 
 /// What the loop tells the others.
@@ -96,7 +111,7 @@ impl Shared {
     }
 
     pub(super) fn error(&self, text: String) {
-        self.with(|s| s.last_error = Some(text));
+        self.with(|s| s.last_error = Some(LastError { text, at: Instant::now() }));
     }
 
     pub(super) fn report(&self, core: &Core, now: Mono) {
@@ -109,12 +124,12 @@ impl Shared {
             s.breakers = core
                 .open_breakers()
                 .into_iter()
-                .map(|(sink, destination, since, reason, needs_operator)| BreakerInfo {
-                    sink: sink.to_string(),
-                    destination: destination.map(|d| d.to_string()),
-                    open_for: now.since(since),
-                    reason,
-                    needs_operator,
+                .map(|b| BreakerInfo {
+                    sink: b.sink.to_string(),
+                    destination: b.destination.map(|d| d.to_string()),
+                    open_for: now.since(b.since),
+                    reason: b.reason,
+                    needs_operator: b.needs_operator,
                 })
                 .collect();
         });
@@ -149,7 +164,7 @@ impl Shared {
             } else {
                 format!("for {} s", age(source).as_secs())
             };
-            let error = s.last_error.as_deref().unwrap_or("no answer yet");
+            let error = s.last_error.as_ref().map_or("no answer yet", |e| e.text.as_str());
             reasons.push(format!("the database has not answered {since}: {error}"));
         }
         if self.lease_lost.load(Ordering::Relaxed) {

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use self::driver::{Control, Driver};
 use self::health::Shared;
-pub use self::health::{BreakerInfo, Health, Snapshot};
+pub use self::health::{BreakerInfo, Health, LastError, Snapshot};
 use self::routes::Routes;
 use crate::core::settings::Settings;
 use crate::sink::NamedSink;

@@ -82,7 +82,7 @@ impl Notices {
                 );
             }
             Notice::Vanished { .. } | Notice::Missing { .. } | Notice::SweepFound { .. } => {
-                self.damage(notice)
+                self.damage(notice);
             }
         }
     }

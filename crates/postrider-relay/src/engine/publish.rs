@@ -79,7 +79,7 @@ impl Open {
         match self.tickets.get_mut(index as usize).and_then(Option::take) {
             Some(ticket) => self.send(ticket, Some(outcome)),
             None => {
-                tracing::warn!(index, "a sink reported an outcome twice, or for no message; it is dropped")
+                tracing::warn!(index, "a sink reported an outcome twice, or for no message; it is dropped");
             }
         }
     }

@@ -48,7 +48,7 @@ fn server(place: &str, doing: &str, error: &PgDatabaseError) -> SourceError {
             "run `postrider init --database …` for this database and schema"
         }
         "42501" => {
-            "grant it to this user; `postrider init --print` shows the GRANT lines of the relay's role"
+            "make the user a member of postrider_relay; `postrider init --grants` prints the statements that make this role"
         }
         "25006" => "this server is read-only: give the address of the primary",
         "0A000" | "42601" | "42804" => "PostgreSQL 13 or newer is needed",

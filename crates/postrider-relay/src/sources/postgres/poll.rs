@@ -12,6 +12,11 @@ use crate::message::{Head, Lane, Message, Origin, Payload, Position, Shard};
 use crate::source::{DueCursor, Heads, Messages, Owned, Range, Reader, Snapshot, SourceError};
 use crate::sources::headers;
 
+/// A read that has returned all that is due lets the next one begin this long before its own time, rows or no rows. Else a
+/// relay that has seen none yet reads from the start each time, past all that was settled and not yet vacuumed. Rows that
+/// become visible later than this after their due time are found by the sweep, within its pause.
+const LATE_DUE_US: i64 = 1_000_000;
+
 #[derive(Debug)]
 pub(super) struct PostgresReader(pub(super) Arc<Server>);
 
@@ -33,8 +38,14 @@ impl Reader for PostgresReader {
             .bind(after.due_at_us)
             .bind(after.position.0)
             .bind(i64::from(limit));
-        let row = self.0.run("read the waiting messages", |c| Box::pin(query.fetch_one(c)));
-        Ok(decoded(&self.0, narrow(&row.await?, true))?)
+        let row = self.0.run("read the waiting messages", |c| Box::pin(query.fetch_one(c))).await?;
+        let mut heads = decoded(&self.0, narrow(&row, true))?;
+        if heads.rows.len() < limit as usize {
+            let now: i64 = decoded(&self.0, row.try_get("now"))?;
+            let passed = DueCursor { due_at_us: now - LATE_DUE_US, position: Position(i64::MAX) };
+            heads.next = heads.next.max(Some(passed));
+        }
+        Ok(heads)
     }
 
     async fn lane(&self, owned: Owned, lane: &Lane, range: Range) -> Result<Heads, SourceError> {

@@ -74,7 +74,8 @@ select array(select m.shard from mine m) as mine,
        coalesce(array_agg(w.shard), '{}') as shards,
        coalesce(array_agg(w.attempts), '{}') as attempts,
        coalesce(array_agg(w.tries), '{}') as tries,
-       coalesce(array_agg((extract(epoch from w.due_at) * 1000000)::bigint), '{}') as due
+       coalesce(array_agg((extract(epoch from w.due_at) * 1000000)::bigint), '{}') as due,
+       (extract(epoch from statement_timestamp()) * 1000000)::bigint as now
 from (select w.id, w.key_hash, w.bytes, w.shard, w.attempts, w.tries, w.due_at
       from outbox_waiting w
       where (w.due_at, w.id + 0) > (timestamptz 'epoch' + $2 * interval '1 microsecond', $3)
