@@ -341,12 +341,17 @@ impl World {
         self.version += 1;
         let verdict = match change {
             Change::Sent { position, evidence } => self.ledger.sent(*position, relay, evidence.as_deref()),
-            Change::Retried { position, before, attempts, .. } => {
+            Change::Retried { position, before, attempts } => {
                 self.ledger.retried(*position, *before, *attempts)
             }
-            Change::Died { position, reason, attempts } => self.ledger.died(*position, *reason, *attempts),
+            Change::Died { position, reason, attempts, holds } => {
+                if *holds {
+                    self.hit("blocked key");
+                }
+                self.ledger.died(*position, *reason, *attempts)
+            }
             Change::GivenBack { owned } => self.ledger.given_back(&self.store, *owned),
-            Change::Taken { unclean, from_itself, .. } => {
+            Change::Taken { unclean, from_itself } => {
                 if *unclean {
                     self.hit("takeover");
                 }

@@ -17,7 +17,7 @@ use super::store::{Change, Place, Row, Store};
 /// Longest time after the last fault in which everything must have arrived.
 const HEAL: u64 = 400_000_000;
 /// How long an outage lasts that goes on when all else has healed.
-const LASTING: u64 = 60_000_000;
+const LASTING: u64 = 40_000_000;
 /// Longest time of the final stop.
 const DRAIN: u64 = 10_000_000;
 /// More events than any sound schedule needs.

@@ -97,24 +97,35 @@ impl Core {
     }
 
     /// Whether at least one sink takes messages, or can only be probed with one that is not in memory yet.
-    pub(super) fn some_sink_open(&self, now: Mono) -> bool {
-        (0..self.sinks.len())
-            .any(|id| !self.sinks[id].breaker.is_open() || self.probe_for(SinkId(id), now).is_none())
+    pub(super) fn some_sink_open(&self) -> bool {
+        (0..self.sinks.len()).any(|id| {
+            !self.sinks[id].breaker.is_open()
+                || self.parked_for(SinkId(id), |d| !d.breaker.is_open()).is_none()
+        })
     }
 
-    /// The next parked message of a sink whose own destination would let it pass: after the last probe, in turns, so that
-    /// one message or destination that never answers does not keep the others from showing that the sink works.
+    /// The next parked message of a sink for its probe, if it must be one of those.
+    ///
+    /// Those of destinations that are open, in turns, so that one message that never gets an answer does not keep the
+    /// others from showing that the sink works. Then those that are still to be loaded. Those of destinations that are
+    /// shut come last, since they would say little about the sink.
     fn probe_for(&self, sink: SinkId, now: Mono) -> Option<Position> {
+        let open = self.parked_for(sink, |d| !d.breaker.is_open());
+        if open.is_some() || !self.to_load.is_empty() {
+            return open;
+        }
+        self.parked_for(sink, |d| d.breaker.pass(now) == Pass::Probe)
+    }
+
+    fn parked_for(&self, sink: SinkId, which: impl Fn(&Destination) -> bool) -> Option<Position> {
         let last = self.sinks[sink.0].candidate.unwrap_or_default();
-        let open = || {
-            let of_sink = self.destinations.iter().filter(move |((s, _), _)| *s == sink);
-            of_sink.map(|(_, d)| d).filter(|d| d.breaker.pass(now) != Pass::Nothing)
-        };
+        let fitting =
+            || self.destinations.iter().filter(|((s, _), d)| *s == sink && which(d)).map(|(_, d)| &d.parked);
         let after = (Bound::Excluded(last), Bound::Unbounded);
-        open()
-            .filter_map(|d| d.parked.range(after).next().copied())
+        fitting()
+            .filter_map(|parked| parked.range(after).next().copied())
             .min()
-            .or_else(|| open().filter_map(|d| d.parked.first().copied()).min())
+            .or_else(|| fitting().filter_map(|parked| parked.first().copied()).min())
     }
 
     // ---- loading -----------------------------------------------------------------------------------------------
@@ -348,7 +359,7 @@ impl Core {
             let due = self.sinks[id].breaker.pass(now) == Pass::Probe && self.sinks[id].sendable.is_empty();
             if due && !self.on_its_way(self.sinks[id].candidate) {
                 let candidate = self.probe_for(SinkId(id), now);
-                self.sinks[id].candidate = candidate;
+                self.sinks[id].candidate = candidate.or(self.sinks[id].candidate);
                 wanted.extend(candidate);
             }
         }

@@ -261,19 +261,19 @@ impl Core {
     }
 
     /// Whether there is room for more narrow rows.
-    fn wants_heads(&self, now: Mono) -> bool {
-        self.lanes.stopped() < self.settings.held_lanes as usize && self.wants_due(now)
+    fn wants_heads(&self) -> bool {
+        self.lanes.stopped() < self.settings.held_lanes as usize && self.wants_due()
     }
 
     /// Whether there is room for due rows. They are what releases held lanes, so the number of those is no reason to wait.
-    fn wants_due(&self, now: Mono) -> bool {
+    fn wants_due(&self) -> bool {
         self.lanes.flowing() < self.settings.buffer_heads as usize
             && self.to_load.len() < self.settings.head_batch as usize
-            && self.some_sink_open(now)
+            && self.some_sink_open()
     }
 
     fn pump_poll(&mut self, now: Mono) {
-        if self.reading.poll.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads(now) {
+        if self.reading.poll.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads() {
             return;
         }
         let hinted = std::mem::take(&mut self.reading.hinted);
@@ -446,7 +446,7 @@ impl Core {
     }
 
     fn pump_due(&mut self, now: Mono) {
-        if self.reading.due.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_due(now) {
+        if self.reading.due.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_due() {
             return;
         }
         let d = &self.reading.due;
@@ -547,7 +547,7 @@ impl Core {
     }
 
     fn pump_sweep(&mut self, now: Mono) {
-        if self.reading.sweep.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads(now) {
+        if self.reading.sweep.call.is_some() || self.reading.cohorts.is_empty() || !self.wants_heads() {
             return;
         }
         let at = self.reading.sweep.at;
