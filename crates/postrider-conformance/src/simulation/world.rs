@@ -269,12 +269,12 @@ impl World {
         match event {
             Ev::Transaction { t, step } => self.transaction(t, step),
             Ev::Effect { node, relay, call, request, answer } => {
-                self.effect(node, relay, call, &request, answer)
+                self.effect(node, relay, call, &request, answer);
             }
             Ev::Answer { node, relay, call, result } => self.answer(node, relay, call, result),
             Ev::Carry { node, relay, hand } => self.hand_over(node, relay, *hand),
             Ev::Arrive { node, relay, ticket, position, sink } => {
-                self.arrive(node, relay, ticket, position, sink)
+                self.arrive(node, relay, ticket, position, sink);
             }
             Ev::Report { node, relay, ticket, outcome } => self.report(node, relay, ticket, outcome),
             Ev::Deadline { node, relay, tickets } => self.deadline(node, relay, &tickets),
@@ -344,7 +344,7 @@ impl World {
                     say!(self, "transaction {t}: {step:?}, number {:?}, key {:?}", tx.number, tx.key);
                 }
                 _ if next.is_none() => {
-                    say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows)
+                    say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows);
                 }
                 _ => {}
             }
