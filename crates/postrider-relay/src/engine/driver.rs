@@ -295,7 +295,7 @@ mod tests {
         }
 
         async fn close(&self) {
-            std::future::pending().await;
+            std::future::pending::<()>().await;
         }
     }
 
