@@ -674,7 +674,13 @@ mod tests {
     }
 
     fn head(id: i64) -> Head {
-        Head { position: Position(id), lane: Lane::Hash(id), shard: Shard(0), bytes: 1, origin: Origin::Queue }
+        Head {
+            position: Position(id),
+            lane: Lane::Hash(id),
+            shard: Shard(0),
+            bytes: 1,
+            origin: Origin::Queue,
+        }
     }
 
     fn message(position: Position) -> Message {
@@ -701,21 +707,12 @@ mod tests {
     /// What was set aside during an outage is the oldest there is; a backlog behind it must not keep it waiting.
     #[test]
     fn what_was_set_aside_goes_before_the_backlog_that_grew_meanwhile() {
-        let settings = Settings {
-            in_flight: 4,
-            load_batch: 4,
-            head_batch: 8,
-            buffer_heads: 64,
-            ..Settings::default()
-        };
+        let settings =
+            Settings { in_flight: 4, load_batch: 4, head_batch: 8, buffer_heads: 64, ..Settings::default() };
         let mut world = World::new(settings, 500);
         world.step(Event::Tick);
-        let down = Refusal {
-            scope: Scope::Sink,
-            retry: Retry::Backoff,
-            code: "down".into(),
-            text: "down".into(),
-        };
+        let down =
+            Refusal { scope: Scope::Sink, retry: Retry::Backoff, code: "down".into(), text: "down".into() };
         assert_eq!(world.flights.len(), 4);
         for _ in 0..4 {
             world.sink_answers(Outcome::Refused(down.clone()));
