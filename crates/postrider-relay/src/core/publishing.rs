@@ -328,26 +328,37 @@ impl Core {
         true
     }
 
-    /// Parked messages whose way is open again become ready, as many as there is room for, lowest first.
+    /// Parked messages whose way is open again become ready, as many as there is room for, lowest first. What is still to
+    /// be loaded takes room from them only where it is older, else they would wait until a whole backlog has gone.
     fn unpark_open(&mut self, now: Mono) {
         for id in 0..self.sinks.len() {
             let s = &self.sinks[id];
-            if s.parked.is_empty() || s.breaker.pass(now) != Pass::All {
+            let room = (self.settings.in_flight as usize).saturating_sub(s.buffered + self.loading);
+            if s.parked.is_empty() || room == 0 || s.breaker.pass(now) != Pass::All {
                 continue;
             }
-            let room = (self.settings.in_flight as usize)
-                .saturating_sub(s.buffered + self.loading + self.to_load.len());
-            let open: Vec<Position> = self
-                .destinations
-                .iter()
-                .filter(|((sink, _), d)| *sink == SinkId(id) && !d.breaker.is_open())
-                .flat_map(|(_, d)| d.parked.iter().copied())
-                .take(room)
-                .collect();
-            for p in open {
+            for p in self.lowest_open(SinkId(id), room) {
                 self.unpark(p);
             }
         }
+    }
+
+    /// The lowest parked messages of a sink whose destinations are open, at most `room` less what is older and to be loaded.
+    fn lowest_open(&self, sink: SinkId, room: usize) -> Vec<Position> {
+        let open = self.destinations.iter().filter(|((s, _), d)| *s == sink && !d.breaker.is_open());
+        let mut next: BTreeSet<(Position, &DestKey)> =
+            open.filter_map(|(key, d)| Some((*d.parked.first()?, key))).collect();
+        let Some((lowest, _)) = next.first() else { return Vec::new() };
+        let room = room - self.to_load.range(..lowest).take(room).count();
+        let mut found = Vec::new();
+        while found.len() < room
+            && let Some((p, key)) = next.pop_first()
+        {
+            found.push(p);
+            let after = (Bound::Excluded(p), Bound::Unbounded);
+            next.extend(self.destinations[key].parked.range(after).next().map(|p| (*p, key)));
+        }
+        found
     }
 
     /// Brings back one parked message for each breaker whose probe is due.
@@ -568,6 +579,161 @@ impl Core {
         assert_eq!(self.in_flight(), self.flights.len() + sent, "in flight");
         if self.flights.is_empty() && self.loaded.is_empty() && self.loading == 0 {
             assert_eq!(self.buffered_bytes, 0, "bytes without messages");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::protocol::{Answer, Event, Request, Route};
+    use crate::core::settings::Settings;
+    use crate::message::{Head, Lane, Origin, Payload};
+    use crate::sink::{Outcome, Refusal, Retry, Scope};
+    use crate::source::{Acquired, Heads, Renewed, SettleReport, Snapshot};
+
+    struct OneSink;
+
+    impl Route for OneSink {
+        fn route(&self, topic: &str) -> (SinkId, Arc<str>) {
+            (SinkId(0), topic.into())
+        }
+    }
+
+    /// A queue of messages without key, and a sink that answers for one message per millisecond.
+    struct World {
+        core: Core,
+        now: Mono,
+        queue: BTreeSet<i64>,
+        flights: VecDeque<Flight>,
+        sent: Vec<i64>,
+    }
+
+    impl World {
+        fn new(settings: Settings, messages: i64) -> Self {
+            let sinks = vec![SinkSpec { name: "sink".into() }];
+            let core = Core::new(settings, sinks, Box::new(OneSink), 1);
+            Self {
+                core,
+                now: Mono(1),
+                queue: (1..=messages).collect(),
+                flights: VecDeque::new(),
+                sent: vec![],
+            }
+        }
+
+        /// Steps until nothing is left to answer for but publishes.
+        fn step(&mut self, event: Event) {
+            let mut events = vec![event];
+            while !events.is_empty() {
+                for action in self.core.step(std::mem::take(&mut events), self.now) {
+                    match action {
+                        Action::Call { call, request } => {
+                            events.push(Event::Answered { call, result: Ok(self.answer(request)) });
+                        }
+                        Action::Publish { batch, .. } => self.flights.extend(batch),
+                        Action::Notice(_) | Action::Stopped { .. } => {}
+                    }
+                }
+            }
+        }
+
+        fn answer(&mut self, request: Request) -> Answer {
+            let heads =
+                |rows, mine| Answer::Heads(Heads { rows, mine, snapshot: Snapshot::ORDERED, next: None });
+            let mine = vec![Shard(0)];
+            match request {
+                Request::Acquire { have } => {
+                    let owned =
+                        if have.is_empty() { vec![Owned { shard: Shard(0), token: 1 }] } else { vec![] };
+                    Answer::Acquired(Acquired { owned, unclean: vec![], live_relays: 1, shards: 1 })
+                }
+                Request::Held { .. } => Answer::Held(vec![]),
+                Request::Renew { .. } => Answer::Renewed(Renewed { mine, live_relays: 1 }),
+                Request::Release { .. } | Request::Leave => Answer::Done,
+                Request::Due { .. } | Request::Lane { .. } => heads(vec![], mine),
+                Request::Heads { range, .. } => {
+                    let to = range.up_to.map_or(i64::MAX, |p| p.0);
+                    let ids = self.queue.iter().filter(|id| **id > range.after.0 && **id <= to);
+                    heads(ids.take(range.limit as usize).map(|id| head(*id)).collect(), mine)
+                }
+                Request::Messages { positions, .. } => {
+                    Answer::Messages(Messages { found: positions.into_iter().map(message).collect(), mine })
+                }
+                Request::Settle { settled, .. } => {
+                    let settled: Vec<Position> = settled.into_iter().map(|s| s.position).collect();
+                    for p in &settled {
+                        self.queue.remove(&p.0);
+                        self.sent.push(p.0);
+                    }
+                    Answer::Settled(SettleReport { settled, mine })
+                }
+            }
+        }
+
+        /// The sink answers for the message that has waited longest, a millisecond later.
+        fn sink_answers(&mut self, outcome: Outcome) {
+            self.now = self.now.plus(Duration::from_millis(1));
+            match self.flights.pop_front() {
+                Some(f) => self.step(Event::Outcome { ticket: f.ticket, outcome: Some(outcome) }),
+                None => self.step(Event::Tick),
+            }
+        }
+    }
+
+    fn head(id: i64) -> Head {
+        Head {
+            position: Position(id),
+            lane: Lane::Hash(id),
+            shard: Shard(0),
+            bytes: 1,
+            origin: Origin::Queue,
+        }
+    }
+
+    fn message(position: Position) -> Message {
+        Message {
+            position,
+            message_id: position.to_string(),
+            topic: "t".into(),
+            tag: None,
+            key: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            event_type: None,
+            schema_version: None,
+            headers: vec![],
+            content_type: None,
+            payload: Payload::Absent,
+            max_attempts: None,
+            trace: None,
+            trace_state: None,
+            created_at_us: 0,
+        }
+    }
+
+    /// What was set aside during an outage is the oldest there is; a backlog behind it must not keep it waiting.
+    #[test]
+    fn what_was_set_aside_goes_before_the_backlog_that_grew_meanwhile() {
+        let settings =
+            Settings { in_flight: 4, load_batch: 4, head_batch: 8, buffer_heads: 64, ..Settings::default() };
+        let mut world = World::new(settings, 500);
+        world.step(Event::Tick);
+        let down =
+            Refusal { scope: Scope::Sink, retry: Retry::Backoff, code: "down".into(), text: "down".into() };
+        assert_eq!(world.flights.len(), 4);
+        for _ in 0..4 {
+            world.sink_answers(Outcome::Refused(down.clone()));
+        }
+        for _ in 0..600 {
+            world.sink_answers(Outcome::Accepted { evidence: None });
+        }
+        let place = |id: i64| world.sent.iter().position(|sent| *sent == id);
+        for id in 1..=8 {
+            assert!(place(id).is_some_and(|at| at < 50), "{id} was sent as number {:?}", place(id));
         }
     }
 }
