@@ -285,6 +285,13 @@ impl World {
                     self.step(node);
                 }
             }
+            event => self.intervene(&event),
+        }
+    }
+
+    /// What comes from outside: faults, operators, the end of the faults.
+    fn intervene(&mut self, event: &Ev) {
+        match *event {
             Ev::Start { node } => self.start(node),
             Ev::Crash { node } => self.crash(node),
             Ev::Pause { node, length } => self.pause(node, length),
@@ -293,17 +300,13 @@ impl World {
                 let drain = self.rng.u64(1_000..2_000_000);
                 self.stop(node, drain);
             }
-            Ev::Sink { sink, outage } => {
-                if !self.healed {
-                    say!(self, "sink {sink}: {outage:?}");
-                    self.brokers[sink].down = outage;
-                }
+            Ev::Sink { sink, outage } if !self.healed => {
+                say!(self, "sink {sink}: {outage:?}");
+                self.brokers[sink].down = outage;
             }
-            Ev::Destination { sink, topic, outage } => {
-                if !self.healed {
-                    say!(self, "destination {topic} of sink {sink}: {outage:?}");
-                    self.brokers[sink].destinations[usize::from(topic)] = outage;
-                }
+            Ev::Destination { sink, topic, outage } if !self.healed => {
+                say!(self, "destination {topic} of sink {sink}: {outage:?}");
+                self.brokers[sink].destinations[usize::from(topic)] = outage;
             }
             Ev::ClockStep { by } => {
                 say!(self, "the database's clock steps by {by} µs");
@@ -312,6 +315,7 @@ impl World {
             Ev::Operator => self.operate(),
             Ev::Heal => self.heal(),
             Ev::LastingEnds => self.end_lasting(),
+            _ => {}
         }
     }
 
