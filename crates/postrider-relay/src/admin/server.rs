@@ -42,7 +42,7 @@ impl AdminServer {
         self.address
     }
 
-    /// Takes no more requests and waits for those that run, up to [`STOP_LIMIT`].
+    /// Takes no more requests and waits for those that run, for a few seconds at most.
     pub async fn stop(mut self) {
         self.stop.cancel();
         match tokio::time::timeout(STOP_LIMIT, &mut self.task).await {
