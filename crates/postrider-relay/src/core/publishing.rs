@@ -589,7 +589,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::protocol::{Answer, Event, Request, Route};
+    use crate::core::protocol::{Answer, CallId, Event, Request, Route};
     use crate::core::settings::Settings;
     use crate::message::{Head, Lane, Origin, Payload};
     use crate::sink::{Outcome, Refusal, Retry, Scope};
@@ -603,13 +603,18 @@ mod tests {
         }
     }
 
-    /// A queue of messages without key, and a sink that answers for one message per millisecond.
+    /// A queue of messages of so many keys, and a sink that answers for one message per millisecond.
     struct World {
         core: Core,
         now: Mono,
         queue: BTreeSet<i64>,
         flights: VecDeque<Flight>,
         sent: Vec<i64>,
+        token: i64,
+        keys: i64,
+        /// Calls of these kinds wait in `pending` until the test answers.
+        slow: Vec<&'static str>,
+        pending: Vec<(CallId, Request)>,
     }
 
     impl World {
@@ -622,6 +627,10 @@ mod tests {
                 queue: (1..=messages).collect(),
                 flights: VecDeque::new(),
                 sent: vec![],
+                token: 1,
+                keys: i64::MAX,
+                slow: vec![],
+                pending: vec![],
             }
         }
 
@@ -631,6 +640,9 @@ mod tests {
             while !events.is_empty() {
                 for action in self.core.step(std::mem::take(&mut events), self.now) {
                     match action {
+                        Action::Call { call, request } if self.slow.contains(&request.kind()) => {
+                            self.pending.push((call, request));
+                        }
                         Action::Call { call, request } => {
                             events.push(Event::Answered { call, result: Ok(self.answer(request)) });
                         }
@@ -647,8 +659,8 @@ mod tests {
             let mine = vec![Shard(0)];
             match request {
                 Request::Acquire { have } => {
-                    let owned =
-                        if have.is_empty() { vec![Owned { shard: Shard(0), token: 1 }] } else { vec![] };
+                    let now = Owned { shard: Shard(0), token: self.token };
+                    let owned = if have.contains(&now) { vec![] } else { vec![now] };
                     Answer::Acquired(Acquired { owned, unclean: vec![], live_relays: 1, shards: 1 })
                 }
                 Request::Held { .. } => Answer::Held(vec![]),
@@ -658,7 +670,7 @@ mod tests {
                 Request::Heads { range, .. } => {
                     let to = range.up_to.map_or(i64::MAX, |p| p.0);
                     let ids = self.queue.iter().filter(|id| **id > range.after.0 && **id <= to);
-                    heads(ids.take(range.limit as usize).map(|id| head(*id)).collect(), mine)
+                    heads(ids.take(range.limit as usize).map(|id| head(*id, self.keys)).collect(), mine)
                 }
                 Request::Messages { positions, .. } => {
                     Answer::Messages(Messages { found: positions.into_iter().map(message).collect(), mine })
@@ -674,6 +686,19 @@ mod tests {
             }
         }
 
+        fn take(&mut self, kind: &str) -> Vec<(CallId, Request)> {
+            self.pending.extract_if(.., |(_, request)| request.kind() == kind).collect()
+        }
+
+        fn answer_all(&mut self, kind: &str) {
+            let taken = self.take(kind);
+            assert!(!taken.is_empty(), "no {kind} under way");
+            for (call, request) in taken {
+                let result = Ok(self.answer(request));
+                self.step(Event::Answered { call, result });
+            }
+        }
+
         /// The sink answers for the message that has waited longest, a millisecond later.
         fn sink_answers(&mut self, outcome: Outcome) {
             self.now = self.now.plus(Duration::from_millis(1));
@@ -684,10 +709,10 @@ mod tests {
         }
     }
 
-    fn head(id: i64) -> Head {
+    fn head(id: i64, keys: i64) -> Head {
         Head {
             position: Position(id),
-            lane: Lane::Hash(id),
+            lane: Lane::Hash(id % keys),
             shard: Shard(0),
             bytes: 1,
             origin: Origin::Queue,
@@ -735,5 +760,31 @@ mod tests {
         for id in 1..=8 {
             assert!(place(id).is_some_and(|at| at < 50), "{id} was sent as number {:?}", place(id));
         }
+    }
+
+    /// A shard is lost and taken again while a settle of the first time is under way. It comes back fenced, so the message
+    /// stands in the queue as before: a read that began under the new token must bring it, or the next of its key passes.
+    #[test]
+    fn a_fenced_settle_does_not_hide_its_message_from_a_read_of_the_next_ownership() {
+        let mut world = World::new(Settings::default(), 2);
+        world.keys = 1;
+        world.step(Event::Tick);
+        world.slow = vec!["settle", "heads"];
+        let refusal =
+            Refusal { scope: Scope::Message, retry: Retry::Backoff, code: "1".into(), text: "no".into() };
+        world.sink_answers(Outcome::Refused(refusal));
+        world.token = 2;
+        world.now = world.now.plus(Duration::from_secs(2));
+        world.step(Event::Tick);
+        // The read of the first ownership ends, and that of the second begins before the settle has its answer.
+        world.answer_all("heads");
+        let fenced = world.take("settle").into_iter().map(|(call, _)| call);
+        for call in fenced {
+            world.step(Event::Answered { call, result: Ok(Answer::Settled(SettleReport::default())) });
+        }
+        world.slow.clear();
+        world.answer_all("heads");
+        let sent: Vec<i64> = world.flights.iter().map(|f| f.message.position.0).collect();
+        assert_eq!(sent, [1], "it is sent again, and before the next of its key");
     }
 }
