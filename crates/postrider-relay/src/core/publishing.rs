@@ -142,7 +142,7 @@ impl Core {
                 Pass::Nothing => 0,
             })
             .sum();
-        room.saturating_sub(self.loading).min(self.settings.load_batch as usize)
+        room.saturating_sub(self.loading).min(self.settings.load_batch as usize).min(self.load_limit)
     }
 
     /// Whether a read of `room` messages now would be small, and there is time for it to grow.
@@ -210,6 +210,7 @@ impl Core {
 
     pub(super) fn messages_read(&mut self, owned: &[Owned], positions: &[Position], m: Messages) {
         self.loading -= positions.len();
+        self.load_limit = self.load_limit.saturating_mul(2);
         self.lose_missing(owned, &m.mine);
         let mut found: BTreeMap<Position, Message> = m.found.into_iter().map(|m| (m.position, m)).collect();
         for &position in positions {
@@ -246,6 +247,7 @@ impl Core {
 
     pub(super) fn messages_failed(&mut self, positions: &[Position], now: Mono) {
         self.loading -= positions.len();
+        self.load_limit = (positions.len() / 2).max(1);
         let again = now.plus(std::time::Duration::from_millis(200));
         for &position in positions {
             if let Some(entry) = self.lanes.entry_mut(position).filter(|e| e.stage == Stage::Loading) {

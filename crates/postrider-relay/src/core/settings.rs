@@ -131,6 +131,7 @@ impl Settings {
                 return Err(format!("{name} must be at least 1"));
             }
         }
+        self.check_delays()?;
         if self.buffer_bytes == 0 {
             return Err("buffer_bytes must be at least 1".to_owned());
         }
@@ -142,6 +143,37 @@ impl Settings {
         Ok(())
     }
 }
+
+impl Settings {
+    fn check_delays(&self) -> Result<(), String> {
+        let (b, probes) = (&self.backoff, &self.breaker);
+        if b.cap > LONGEST_BACKOFF {
+            return Err(format!("backoff.cap {:?} must be at most {LONGEST_BACKOFF:?}", b.cap));
+        }
+        if !(b.factor >= 1.0 && b.factor.is_finite()) {
+            return Err(format!("backoff.factor {} must be at least 1", b.factor));
+        }
+        if !(0.0..=1.0).contains(&b.jitter) {
+            return Err(format!("backoff.jitter {} must lie between 0 and 1", b.jitter));
+        }
+        for (name, value) in [
+            ("breaker.first_probe", probes.first_probe),
+            ("breaker.probe_cap", probes.probe_cap),
+            ("breaker.auth_probe", probes.auth_probe),
+        ] {
+            if value < Duration::from_millis(1) {
+                return Err(format!("{name} must be at least 1 ms"));
+            }
+        }
+        if probes.failures == 0 {
+            return Err("breaker.failures must be at least 1".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// A year: longer is a mistake, and the database's times have an end.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(366 * 86_400);
 
 /// Exponential backoff with cap and jitter.
 #[derive(Clone, Copy, Debug, PartialEq)]

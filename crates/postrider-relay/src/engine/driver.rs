@@ -173,12 +173,11 @@ impl Run<'_> {
                             Err(SourceError::Temporary(format!("{kind} panicked: {}", panic_text(&panic))))
                         }
                     };
-                    if result.is_ok() {
-                        shared.source_answered();
-                        if kind == "renew" {
-                            // If it came too late all the same, the core says so again.
-                            shared.lease_lost(false);
-                        }
+                    let error = result.as_ref().err().map(ToString::to_string);
+                    shared.source_answered(kind, error.as_deref());
+                    if error.is_none() && kind == "renew" {
+                        // If it came too late all the same, the core says so again.
+                        shared.lease_lost(false);
                     }
                     if events.send(Event::Answered { call, result }).is_err() {
                         tracing::debug!(kind, "an answer arrived after the relay had ended");
