@@ -17,6 +17,9 @@ use crate::source::{DueCursor, Heads, Owned, Range, Snapshot};
 
 /// Share of the time that sweeps may take: a pause of 20 times their duration.
 const SWEEP_REST: u32 = 20;
+/// Longest pause after a slice of a sweep of the due rows, however long that took: retries may depend on it, and a stall
+/// of the database for some seconds must not delay them by minutes.
+const DUE_SWEEP_REST: Duration = Duration::from_secs(2);
 /// Shortest pause between two slices of a sweep.
 const SWEEP_SLICE_PAUSE: Duration = Duration::from_millis(50);
 /// Behind polls that bring nothing new the window is only read for what has committed late, and then it may take a fifth
@@ -489,7 +492,8 @@ impl Core {
             } else {
                 self.settings.sweep_every
             };
-            d.sweep_at = now.plus(pause.max(now.since(d.since) * SWEEP_REST));
+            let rest = (now.since(d.since) * SWEEP_REST).min(DUE_SWEEP_REST);
+            d.sweep_at = now.plus(pause.max(rest));
         }
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
     }
