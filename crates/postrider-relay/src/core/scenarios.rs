@@ -9,7 +9,7 @@ use super::protocol::{Action, Answer, CallId, Event, Flight, Mono, Request, Rout
 use super::settings::Settings;
 use crate::message::{Head, Lane, Message, Origin, Payload, Position, Shard};
 use crate::sink::{Outcome, Refusal, Retry, Scope};
-use crate::source::{Acquired, Heads, Messages, Owned, Renewed, SettleReport, Snapshot};
+use crate::source::{Acquired, Heads, Messages, Owned, Renewed, SettleReport, Snapshot, SourceError};
 
 struct OneSink;
 
@@ -201,4 +201,26 @@ fn a_fenced_settle_does_not_hide_its_message_from_a_read_of_the_next_ownership()
     world.answer_all("heads");
     let sent: Vec<i64> = world.flights.iter().map(|f| f.message.position.0).collect();
     assert_eq!(sent, [1], "it is sent again, and before the next of its key");
+}
+
+/// Large messages may not arrive within the deadline all together; one by one they do.
+#[test]
+fn a_read_of_messages_that_fails_is_repeated_in_halves() {
+    let mut world = World::new(Settings { load_batch: 8, ..Settings::default() }, 8);
+    world.slow = vec!["messages"];
+    world.step(Event::Tick);
+    let mut sizes = Vec::new();
+    for _ in 0..4 {
+        for (call, request) in world.take("messages") {
+            let Request::Messages { positions, .. } = request else { panic!("asked for messages") };
+            sizes.push(positions.len());
+            let error = SourceError::Temporary("deadline".to_owned());
+            world.step(Event::Answered { call, result: Err(error) });
+        }
+        world.now = world.now.plus(Duration::from_secs(1));
+        world.step(Event::Tick);
+    }
+    assert_eq!(sizes[0], 8);
+    assert_eq!(sizes[1], 4, "{sizes:?}");
+    assert!(sizes.contains(&1), "{sizes:?}");
 }

@@ -259,3 +259,23 @@ impl Default for Protections {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_that_cannot_work_are_refused_by_name() {
+        assert_eq!(Settings::default().check(), Ok(()));
+        let with = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.check().expect_err("refused")
+        };
+        assert!(with(|s| s.backoff.cap = Duration::from_secs(86_400 * 400)).starts_with("backoff.cap"));
+        assert!(with(|s| s.backoff.factor = 0.5).starts_with("backoff.factor"));
+        assert!(with(|s| s.backoff.jitter = 1.5).starts_with("backoff.jitter"));
+        assert!(with(|s| s.breaker.first_probe = Duration::ZERO).starts_with("breaker.first_probe"));
+        assert!(with(|s| s.breaker.failures = 0).starts_with("breaker.failures"));
+    }
+}

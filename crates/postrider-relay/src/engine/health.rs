@@ -246,3 +246,19 @@ impl Shared {
         Health { live, ready: reasons.is_empty(), reasons }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_kind_of_call_that_keeps_failing_is_not_ready_although_others_work() {
+        let mut shared = Shared::new(&Settings::default());
+        shared.source_patience = Duration::ZERO;
+        shared.source_answered("settle", Some("permission denied"));
+        shared.source_answered("renew", None);
+        assert!(shared.stuck().iter().any(|r| r.contains("settle") && r.contains("permission denied")));
+        shared.source_answered("settle", None);
+        assert!(shared.stuck().is_empty());
+    }
+}

@@ -1,6 +1,7 @@
 //! Retries and delayed messages whose time has come.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::{EarlyDue, Poll, SWEEP_REST, SWEEP_SLICE_PAUSE};
 use crate::core::lanes::Stage;
@@ -8,6 +9,10 @@ use crate::core::machine::Core;
 use crate::core::protocol::{CallId, Mono, Request};
 use crate::message::{Head, Shard};
 use crate::source::{Heads, Owned};
+
+/// Longest pause after a slice of a sweep of the due rows, however long that took: retries may depend on it, and a stall
+/// of the database for some seconds must not delay them by minutes.
+const DUE_SWEEP_REST: Duration = Duration::from_secs(2);
 
 impl Core {
     pub(super) fn pump_due(&mut self, now: Mono) {
@@ -61,7 +66,8 @@ impl Core {
             } else {
                 self.settings.sweep_every
             };
-            d.sweep_at = now.plus(pause.max(now.since(d.since) * SWEEP_REST));
+            let rest = (now.since(d.since) * SWEEP_REST).min(DUE_SWEEP_REST);
+            d.sweep_at = now.plus(pause.max(rest));
         }
         d.at = if full && new > 0 { now } else { now.plus(self.settings.idle_poll) };
     }
