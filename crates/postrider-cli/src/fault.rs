@@ -90,17 +90,7 @@ fn sentence_and_cure(text: &str) -> (&str, Option<&str>) {
     if let Some((what, cure)) = text.rsplit_once("; ") {
         return (what, Some(cure));
     }
-    let verbs = [
-        ": run ",
-        ": make ",
-        ": grant ",
-        ": give ",
-        ": install ",
-        ": use ",
-        ": check ",
-        ": free ",
-        ": create ",
-    ];
+    let verbs = [": run ", ": grant ", ": give ", ": install ", ": use ", ": check ", ": free ", ": create "];
     let at = verbs.iter().filter_map(|verb| text.find(verb)).min();
     match at {
         Some(at) => (&text[..at], Some(&text[at + 2..])),

@@ -98,6 +98,22 @@ async fn evidence_is_stream_and_sequence() {
     assert_eq!(sink.destination("orders"), "shop.orders");
 }
 
+/// Two outboxes, such as one database per tenant, may have the same ids. What the server drops as a repeat of somebody
+/// else's message must not count as sent.
+#[tokio::test]
+async fn an_id_that_another_outbox_has_used_is_not_taken_for_sent() {
+    let rig = NatsRig::new().await;
+    let sink = rig.open().await;
+    let ours = batch(0, 1);
+    let mut theirs = message(&ours[0].message.message_id, 77);
+    theirs.topic = ours[0].message.topic.clone();
+    assert!(accepted(&publish(&*sink, ours.clone()).await[0]));
+    let outcomes = publish(&*sink, vec![outgoing(theirs)]).await;
+    refused(&outcomes[0], Scope::Message, Retry::Backoff, "id_taken");
+    assert!(accepted(&publish(&*sink, ours).await[0]), "a true repeat");
+    assert_eq!(rig.received().await.len(), 1);
+}
+
 #[tokio::test]
 async fn a_repeated_id_is_accepted_once_more_and_kept_once() {
     let rig = NatsRig::new().await;

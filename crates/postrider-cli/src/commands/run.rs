@@ -67,7 +67,7 @@ async fn source(config: &Config) -> Result<Source> {
         connection.close().await?;
     }
     let identity = Identity {
-        relay: fastrand::i64(1..),
+        relay: sources::relay_id().map_err(|e| outbox::source(config, &e))?,
         instance: config.instance.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         lease: config.relay.lease,

@@ -33,7 +33,7 @@ pub(crate) async fn run(args: &DemoRelay) -> Result<()> {
     let places = Places::new(&args.folder);
     let settings = settings(args.without);
     let identity = Identity {
-        relay: fastrand::i64(1..),
+        relay: sources::relay_id()?,
         instance: "demo".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         lease: settings.lease,

@@ -1,6 +1,6 @@
 //! The contract of the database traits, written once and run against every database.
 //!
-//! [`database_suite!`] makes a test of each case for one [`DatabaseUnderTest`]. Each test has a database of its own on a
+//! [`database_suite!`](crate::database_suite) makes a test of each case for one [`DatabaseUnderTest`]. Each test has a database of its own on a
 //! real server, or a file of its own.
 
 pub mod acting;

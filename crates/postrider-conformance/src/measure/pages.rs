@@ -32,10 +32,11 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Share of the time that the server spent on sweeps of the queue and of the waiting table.
+    /// Share of the time that the server spent on sweeps of the queue, of the waiting table, and on second readings for
+    /// lanes that were held.
     #[must_use]
-    pub fn sweep_shares(&self) -> [f64; 2] {
-        [Purpose::Sweep, Purpose::DueSweep]
+    pub fn sweep_shares(&self) -> [f64; 3] {
+        [Purpose::Sweep, Purpose::DueSweep, Purpose::Rescan]
             .map(|p| self.looks.took(p).as_secs_f64() / self.phase.took.as_secs_f64())
     }
 
@@ -49,18 +50,20 @@ impl Stage {
 }
 
 /// The head line of a table of stages.
-pub const COLUMNS: &str = "                                          head poll        due poll         window            sweeps, due sweeps
-stage                           messages  idle  per row   idle  per row     pages      ids   pages       % of time";
+pub const COLUMNS: &str = concat!(
+    "                                            head poll       due poll        window       sweep, due sweep, rescan\n",
+    "stage                           messages  idle  per row   idle  per row     pages      ids  pages  pages      % of time"
+);
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let l = &self.looks;
         let most = |p: Purpose| l.of(p).map(|l| l.pages).max().unwrap_or(0);
         let ids = l.of(Purpose::Window).map(|l| l.ids).max().unwrap_or(0);
-        let [sweep, due_sweep] = self.sweep_shares().map(|s| s * 100.0);
+        let [sweep, due_sweep, rescan] = self.sweep_shares().map(|s| s * 100.0);
         write!(
             f,
-            "{:<31} {:>8} {:>5} {:>8.2} {:>6} {:>8.2} {:>9} {:>8} {:>3} {:>6} {:>5.2} {:>5.2}",
+            "{:<31} {:>8} {:>5} {:>8.2} {:>6} {:>8.2} {:>9} {:>8} {:>5} {:>6} {:>5.2} {:>5.2} {:>5.2}",
             self.name,
             self.flowed,
             l.most_idle(Purpose::Head),
@@ -73,6 +76,7 @@ impl fmt::Display for Stage {
             most(Purpose::DueSweep),
             sweep,
             due_sweep,
+            rescan,
         )
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Nothing here asks the relay what it did. The business's own table says what was committed; the sink says what
 //! arrived; a [journal](Journal) that each process writes before it hands a message over says who published what; the
-//! receipts say what was recorded; and a [history](history) of the shards, written by a trigger of the test, says who
+//! receipts say what was recorded; and a [`history`] of the shards, written by a trigger of the test, says who
 //! owned them when.
 
 pub mod drill;

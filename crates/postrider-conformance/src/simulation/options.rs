@@ -145,13 +145,15 @@ impl Options {
         let settings = draw_settings(rng, mutant);
         let lease = micros(settings.lease);
         let ordered = rng.u8(0..5) == 0;
+        // It matters only while two relays believe in the same shard, which takes a jump of the clock and luck.
+        let zombies = mutant == Some(Mutant::ReadsUnfenced);
         let faults_until = rng.u64(2 * lease..6 * lease);
         let (sinks, topics) = (rng.usize(1..=2), rng.u8(1..=4));
         let lasting = draw_lasting(rng, &settings, sinks, topics);
         Self {
             mutant,
             ordered,
-            relays: rng.usize(1..=3),
+            relays: if zombies { 3 } else { rng.usize(1..=3) },
             shards: if ordered { 1 } else { rng.i16(1..=4) },
             keys: rng.u8(1..=6),
             lanes_collide: rng.u8(0..4) == 0,
@@ -177,7 +179,7 @@ impl Options {
             slow_publish: sometimes(rng, 0.1),
             publish_answer_lost: sometimes(rng, 0.1),
             publish_lost: sometimes(rng, 0.1),
-            soft_refusal: sometimes(rng, 0.5),
+            soft_refusal: if zombies { 0.7 } else { sometimes(rng, 0.5) },
             exhausting: sometimes(rng, 0.2),
             poison: sometimes(rng, 0.2),
             refused_in_passing: sometimes(rng, 0.2),
@@ -189,7 +191,13 @@ impl Options {
             outages: some(rng, 3),
             destination_outages: some(rng, 3),
             lasting,
-            clock_steps: if rng.u8(0..10) == 0 { rng.usize(1..=2) } else { 0 },
+            clock_steps: if zombies {
+                12
+            } else if rng.u8(0..4) == 0 {
+                rng.usize(1..=2)
+            } else {
+                0
+            },
             operator: some(rng, 6),
             batching: rng.bool(),
             late_hands: rng.bool(),

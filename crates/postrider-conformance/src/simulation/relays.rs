@@ -34,6 +34,8 @@ pub(super) struct Node {
     tokens: BTreeMap<Shard, i64>,
     wake: Option<u64>,
     stopping: bool,
+    /// It has time enough to stop, and nothing fails any more.
+    stops_at_ease: bool,
     /// Steps at one instant, to notice a core that spins.
     spins: (u64, u32),
     /// Calls since something last changed anywhere, and when they began.
@@ -137,6 +139,7 @@ impl World {
         if self.nodes[node].core.is_some() && !self.nodes[node].stopping {
             say!(self, "relay {} is asked to stop within {drain} µs", self.nodes[node].relay);
             self.nodes[node].stopping = true;
+            self.nodes[node].stops_at_ease = self.closing;
             self.deliver(node, Event::Stop { drain: Duration::from_micros(drain) });
         }
     }
@@ -233,7 +236,7 @@ impl World {
             Action::Stopped { undecided } => {
                 say!(self, "relay {relay} has stopped, {undecided} undecided");
                 self.hit(if undecided == 0 { "stop" } else { "stop with undecided messages" });
-                if self.closing && undecided > 0 {
+                if self.nodes[node].stops_at_ease && undecided > 0 {
                     let text = format!("relay {relay} stopped with {undecided} undecided messages");
                     self.check(broken("a graceful stop leaves nothing undecided", text));
                 }
@@ -341,12 +344,17 @@ impl World {
         self.version += 1;
         let verdict = match change {
             Change::Sent { position, evidence } => self.ledger.sent(*position, relay, evidence.as_deref()),
-            Change::Retried { position, before, attempts, .. } => {
+            Change::Retried { position, before, attempts } => {
                 self.ledger.retried(*position, *before, *attempts)
             }
-            Change::Died { position, reason, attempts } => self.ledger.died(*position, *reason, *attempts),
+            Change::Died { position, reason, attempts, holds } => {
+                if *holds {
+                    self.hit("blocked key");
+                }
+                self.ledger.died(*position, *reason, *attempts)
+            }
             Change::GivenBack { owned } => self.ledger.given_back(&self.store, *owned),
-            Change::Taken { unclean, from_itself, .. } => {
+            Change::Taken { unclean, from_itself } => {
                 if *unclean {
                     self.hit("takeover");
                 }

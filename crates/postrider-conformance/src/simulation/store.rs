@@ -64,9 +64,9 @@ pub(super) struct Row {
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     Sent { position: Position, evidence: Option<String> },
-    Retried { position: Position, before: u32, attempts: u32, tries: u32 },
-    Died { position: Position, reason: DeadReason, attempts: u32 },
-    Taken { shard: Shard, unclean: bool, from_itself: bool },
+    Retried { position: Position, before: u32, attempts: u32 },
+    Died { position: Position, reason: DeadReason, attempts: u32, holds: bool },
+    Taken { unclean: bool, from_itself: bool },
     GivenBack { owned: Owned },
     Fenced,
 }
@@ -257,7 +257,7 @@ impl Store {
             if row.owner.is_some() {
                 a.unclean.push(shard);
             }
-            changes.push(Change::Taken { shard, unclean: expired && !from_itself, from_itself });
+            changes.push(Change::Taken { unclean: expired && !from_itself, from_itself });
         }
         a
     }
@@ -363,11 +363,12 @@ impl Store {
                 let due = self.clock(now) + i64::try_from(micros(*backoff)).unwrap_or(i64::MAX);
                 let (attempts, tries, holds) = (*attempts, *tries, *holds_key);
                 self.set(position, Place::Waiting { due, attempts, tries, holds });
-                changes.push(Change::Retried { position, before, attempts, tries });
+                changes.push(Change::Retried { position, before, attempts });
             }
             Verdict::Dead { reason, attempts, tries, holds_key, .. } => {
                 self.set(position, Place::Dead { tries: *tries, holds: *holds_key });
-                changes.push(Change::Died { position, reason: *reason, attempts: *attempts });
+                let (reason, attempts, holds) = (*reason, *attempts, *holds_key);
+                changes.push(Change::Died { position, reason, attempts, holds });
             }
         }
         true

@@ -17,7 +17,7 @@ use super::store::{Change, Place, Row, Store};
 /// Longest time after the last fault in which everything must have arrived.
 const HEAL: u64 = 400_000_000;
 /// How long an outage lasts that goes on when all else has healed.
-const LASTING: u64 = 60_000_000;
+const LASTING: u64 = 40_000_000;
 /// Longest time of the final stop.
 const DRAIN: u64 = 10_000_000;
 /// More events than any sound schedule needs.
@@ -269,12 +269,12 @@ impl World {
         match event {
             Ev::Transaction { t, step } => self.transaction(t, step),
             Ev::Effect { node, relay, call, request, answer } => {
-                self.effect(node, relay, call, &request, answer)
+                self.effect(node, relay, call, &request, answer);
             }
             Ev::Answer { node, relay, call, result } => self.answer(node, relay, call, result),
             Ev::Carry { node, relay, hand } => self.hand_over(node, relay, *hand),
             Ev::Arrive { node, relay, ticket, position, sink } => {
-                self.arrive(node, relay, ticket, position, sink)
+                self.arrive(node, relay, ticket, position, sink);
             }
             Ev::Report { node, relay, ticket, outcome } => self.report(node, relay, ticket, outcome),
             Ev::Deadline { node, relay, tickets } => self.deadline(node, relay, &tickets),
@@ -285,6 +285,13 @@ impl World {
                     self.step(node);
                 }
             }
+            event => self.intervene(&event),
+        }
+    }
+
+    /// What comes from outside: faults, operators, the end of the faults.
+    fn intervene(&mut self, event: &Ev) {
+        match *event {
             Ev::Start { node } => self.start(node),
             Ev::Crash { node } => self.crash(node),
             Ev::Pause { node, length } => self.pause(node, length),
@@ -293,17 +300,13 @@ impl World {
                 let drain = self.rng.u64(1_000..2_000_000);
                 self.stop(node, drain);
             }
-            Ev::Sink { sink, outage } => {
-                if !self.healed {
-                    say!(self, "sink {sink}: {outage:?}");
-                    self.brokers[sink].down = outage;
-                }
+            Ev::Sink { sink, outage } if !self.healed => {
+                say!(self, "sink {sink}: {outage:?}");
+                self.brokers[sink].down = outage;
             }
-            Ev::Destination { sink, topic, outage } => {
-                if !self.healed {
-                    say!(self, "destination {topic} of sink {sink}: {outage:?}");
-                    self.brokers[sink].destinations[usize::from(topic)] = outage;
-                }
+            Ev::Destination { sink, topic, outage } if !self.healed => {
+                say!(self, "destination {topic} of sink {sink}: {outage:?}");
+                self.brokers[sink].destinations[usize::from(topic)] = outage;
             }
             Ev::ClockStep { by } => {
                 say!(self, "the database's clock steps by {by} µs");
@@ -312,6 +315,7 @@ impl World {
             Ev::Operator => self.operate(),
             Ev::Heal => self.heal(),
             Ev::LastingEnds => self.end_lasting(),
+            _ => {}
         }
     }
 
@@ -344,7 +348,7 @@ impl World {
                     say!(self, "transaction {t}: {step:?}, number {:?}, key {:?}", tx.number, tx.key);
                 }
                 _ if next.is_none() => {
-                    say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows)
+                    say!(self, "transaction {t} ends, committed: {} {:?}", tx.commits, tx.rows);
                 }
                 _ => {}
             }

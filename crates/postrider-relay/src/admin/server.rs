@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -15,6 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{AdminError, Metrics, metrics};
 use crate::engine::RelayHandle;
+
+/// Longest wait for requests that run: a client that never finishes its own must not keep a stopped relay alive.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 struct Pages {
@@ -38,11 +42,16 @@ impl AdminServer {
         self.address
     }
 
-    /// Takes no more requests and waits for those that run.
-    pub async fn stop(self) {
+    /// Takes no more requests and waits for those that run, for a few seconds at most.
+    pub async fn stop(mut self) {
         self.stop.cancel();
-        if self.task.await.is_err() {
-            tracing::warn!("the server of health and metrics ended by a panic");
+        match tokio::time::timeout(STOP_LIMIT, &mut self.task).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => tracing::warn!("the server of health and metrics ended by a panic"),
+            Err(_) => {
+                tracing::debug!("a client did not finish its request; the server ends without it");
+                self.task.abort();
+            }
         }
     }
 }
@@ -134,4 +143,27 @@ async fn only_local_names(request: Request, next: Next) -> Response {
     }
     (StatusCode::MISDIRECTED_REQUEST, "only requests to 127.0.0.1, [::1] or localhost are answered\n")
         .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_never_finishes_its_request_does_not_keep_the_server_from_stopping() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        let task = tokio::spawn(async move {
+            axum::serve(listener, Router::new()).with_graceful_shutdown(stopped).await.unwrap();
+        });
+        let mut client = std::net::TcpStream::connect(address).unwrap();
+        client.write_all(b"GET /livez HTTP/1.1\r\n").unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let server = AdminServer { address, stop, task };
+        tokio::time::timeout(Duration::from_secs(10), server.stop()).await.expect("it stops");
+    }
 }

@@ -478,6 +478,54 @@ mod tests {
     }
 
     #[test]
+    fn due_messages_far_behind_do_not_keep_a_rescan_from_what_comes_before_them() {
+        let mut lanes = Lanes::default();
+        lanes.admit(&head(1), 1);
+        lanes.admit(&head(2), 1);
+        lanes.admit(&due(8), 1);
+        lanes.admit(&due(9), 1);
+        lanes.remove(Position(1));
+        let mut wanted = BTreeSet::from([L]);
+        lanes.rescan(&[head(2)], Position(1), Position(2), 1, &mut wanted);
+        assert_eq!(lanes.get(&L).expect("lane").tail, None);
+        assert_eq!(lanes.review(&L, true).load[0], Position(2));
+    }
+
+    #[test]
+    fn a_rescan_takes_nothing_above_the_tail() {
+        let mut lanes = Lanes::default();
+        lanes.admit(&head(1), 1);
+        lanes.admit(&head(2), 1);
+        lanes.remove(Position(1));
+        let mut wanted = BTreeSet::from([L]);
+        lanes.rescan(&[head(2), head(7)], Position(1), Position(9), 64, &mut wanted);
+        assert!(lanes.entry(Position(2)).is_some());
+        assert!(lanes.entry(Position(7)).is_none(), "no poll has seen it");
+    }
+
+    #[test]
+    fn a_payload_behind_a_message_still_to_be_loaded_is_let_go() {
+        let mut lanes = Lanes::default();
+        lanes.admit(&head(5), 64);
+        lanes.entry_mut(Position(5)).expect("known").stage = Stage::Loaded;
+        lanes.admit(&head(3), 64);
+        let v = lanes.review(&L, true);
+        assert_eq!((v.load, v.unload), (vec![Position(3)], vec![Position(5)]));
+    }
+
+    #[test]
+    fn due_messages_behind_a_held_one_are_limited() {
+        let mut lanes = Lanes::default();
+        lanes.hold(&L, Shard(7), Position(1), false);
+        lanes.review(&L, true);
+        for p in 2..100 {
+            lanes.admit(&due(p), 4);
+            lanes.review(&L, true);
+        }
+        assert_eq!((lanes.len(), lanes.flowing()), (4, 0));
+    }
+
+    #[test]
     fn a_late_row_below_a_held_message_may_go() {
         let mut lanes = Lanes::default();
         lanes.hold(&L, Shard(7), Position(5), false);

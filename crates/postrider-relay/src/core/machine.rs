@@ -35,6 +35,8 @@ pub struct Core {
     pub(super) loading: usize,
     /// Since when a small read of messages has waited for company.
     pub(super) load_waits: Option<Mono>,
+    /// Most messages per read now: halved by a read that failed, because many large ones may not arrive in time.
+    pub(super) load_limit: usize,
     pub(super) buffered_bytes: u64,
     pub(super) flights: BTreeMap<Ticket, InFlight>,
     /// Tried without an outcome to record; they go again at their time.
@@ -131,6 +133,7 @@ impl Core {
             loaded: BTreeMap::new(),
             loading: 0,
             load_waits: None,
+            load_limit: usize::MAX,
             buffered_bytes: 0,
             flights: BTreeMap::new(),
             pausing: BTreeSet::new(),

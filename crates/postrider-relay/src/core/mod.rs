@@ -22,6 +22,8 @@ mod ownership;
 mod protocol;
 mod publishing;
 mod reading;
+#[cfg(test)]
+mod scenarios;
 pub mod settings;
 mod settling;
 mod stopping;

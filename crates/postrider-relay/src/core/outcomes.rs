@@ -43,7 +43,7 @@ impl Core {
 
     /// Opens and closes the breakers of the destination and the sink.
     fn judge_scope(&mut self, ticket: Ticket, dest: &DestKey, outcome: Option<&Outcome>, now: Mono) {
-        let random = self.random();
+        let (random, other) = (self.random(), self.random());
         let settings = self.settings.breaker;
         match outcome {
             None => {
@@ -59,7 +59,7 @@ impl Core {
                 // Nobody knows whose fault it is. The sink's breaker closes with the first success elsewhere; then the
                 // destination's keeps those that never answer from shutting it again and again.
                 let d = self.destinations.entry(dest.clone()).or_default();
-                if d.breaker.unknown(ticket, why, now, random, &settings) {
+                if d.breaker.unknown(ticket, why, now, other, &settings) {
                     self.scope_opened(dest, true, false, why);
                 }
                 if self.sink(dest.0).breaker.unknown(ticket, why, now, random, &settings) {

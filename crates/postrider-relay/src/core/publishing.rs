@@ -97,24 +97,35 @@ impl Core {
     }
 
     /// Whether at least one sink takes messages, or can only be probed with one that is not in memory yet.
-    pub(super) fn some_sink_open(&self, now: Mono) -> bool {
-        (0..self.sinks.len())
-            .any(|id| !self.sinks[id].breaker.is_open() || self.probe_for(SinkId(id), now).is_none())
+    pub(super) fn some_sink_open(&self) -> bool {
+        (0..self.sinks.len()).any(|id| {
+            !self.sinks[id].breaker.is_open()
+                || self.parked_for(SinkId(id), |d| !d.breaker.is_open()).is_none()
+        })
     }
 
-    /// The next parked message of a sink whose own destination would let it pass: after the last probe, in turns, so that
-    /// one message or destination that never answers does not keep the others from showing that the sink works.
+    /// The next parked message of a sink for its probe, if it must be one of those.
+    ///
+    /// Those of destinations that are open, in turns, so that one message that never gets an answer does not keep the
+    /// others from showing that the sink works. Then those that are still to be loaded. Those of destinations that are
+    /// shut come last, since they would say little about the sink.
     fn probe_for(&self, sink: SinkId, now: Mono) -> Option<Position> {
+        let open = self.parked_for(sink, |d| !d.breaker.is_open());
+        if open.is_some() || !self.to_load.is_empty() {
+            return open;
+        }
+        self.parked_for(sink, |d| d.breaker.pass(now) == Pass::Probe)
+    }
+
+    fn parked_for(&self, sink: SinkId, which: impl Fn(&Destination) -> bool) -> Option<Position> {
         let last = self.sinks[sink.0].candidate.unwrap_or_default();
-        let open = || {
-            let of_sink = self.destinations.iter().filter(move |((s, _), _)| *s == sink);
-            of_sink.map(|(_, d)| d).filter(|d| d.breaker.pass(now) != Pass::Nothing)
-        };
+        let fitting =
+            || self.destinations.iter().filter(|((s, _), d)| *s == sink && which(d)).map(|(_, d)| &d.parked);
         let after = (Bound::Excluded(last), Bound::Unbounded);
-        open()
-            .filter_map(|d| d.parked.range(after).next().copied())
+        fitting()
+            .filter_map(|parked| parked.range(after).next().copied())
             .min()
-            .or_else(|| open().filter_map(|d| d.parked.first().copied()).min())
+            .or_else(|| fitting().filter_map(|parked| parked.first().copied()).min())
     }
 
     // ---- loading -----------------------------------------------------------------------------------------------
@@ -131,7 +142,7 @@ impl Core {
                 Pass::Nothing => 0,
             })
             .sum();
-        room.saturating_sub(self.loading).min(self.settings.load_batch as usize)
+        room.saturating_sub(self.loading).min(self.settings.load_batch as usize).min(self.load_limit)
     }
 
     /// Whether a read of `room` messages now would be small, and there is time for it to grow.
@@ -199,6 +210,7 @@ impl Core {
 
     pub(super) fn messages_read(&mut self, owned: &[Owned], positions: &[Position], m: Messages) {
         self.loading -= positions.len();
+        self.load_limit = self.load_limit.saturating_mul(2);
         self.lose_missing(owned, &m.mine);
         let mut found: BTreeMap<Position, Message> = m.found.into_iter().map(|m| (m.position, m)).collect();
         for &position in positions {
@@ -236,6 +248,7 @@ impl Core {
 
     pub(super) fn messages_failed(&mut self, positions: &[Position], now: Mono) {
         self.loading -= positions.len();
+        self.load_limit = (positions.len() / 2).max(1);
         let again = now.plus(std::time::Duration::from_millis(200));
         for &position in positions {
             if let Some(entry) = self.lanes.entry_mut(position).filter(|e| e.stage == Stage::Loading) {
@@ -318,26 +331,37 @@ impl Core {
         true
     }
 
-    /// Parked messages whose way is open again become ready, as many as there is room for, lowest first.
+    /// Parked messages whose way is open again become ready, as many as there is room for, lowest first. What is still to
+    /// be loaded takes room from them only where it is older, else they would wait until a whole backlog has gone.
     fn unpark_open(&mut self, now: Mono) {
         for id in 0..self.sinks.len() {
             let s = &self.sinks[id];
-            if s.parked.is_empty() || s.breaker.pass(now) != Pass::All {
+            let room = (self.settings.in_flight as usize).saturating_sub(s.buffered + self.loading);
+            if s.parked.is_empty() || room == 0 || s.breaker.pass(now) != Pass::All {
                 continue;
             }
-            let room = (self.settings.in_flight as usize)
-                .saturating_sub(s.buffered + self.loading + self.to_load.len());
-            let open: Vec<Position> = self
-                .destinations
-                .iter()
-                .filter(|((sink, _), d)| *sink == SinkId(id) && !d.breaker.is_open())
-                .flat_map(|(_, d)| d.parked.iter().copied())
-                .take(room)
-                .collect();
-            for p in open {
+            for p in self.lowest_open(SinkId(id), room) {
                 self.unpark(p);
             }
         }
+    }
+
+    /// The lowest parked messages of a sink whose destinations are open, at most `room` less what is older and to be loaded.
+    fn lowest_open(&self, sink: SinkId, room: usize) -> Vec<Position> {
+        let open = self.destinations.iter().filter(|((s, _), d)| *s == sink && !d.breaker.is_open());
+        let mut next: BTreeSet<(Position, &DestKey)> =
+            open.filter_map(|(key, d)| Some((*d.parked.first()?, key))).collect();
+        let Some((lowest, _)) = next.first() else { return Vec::new() };
+        let room = room - self.to_load.range(..lowest).take(room).count();
+        let mut found = Vec::new();
+        while found.len() < room
+            && let Some((p, key)) = next.pop_first()
+        {
+            found.push(p);
+            let after = (Bound::Excluded(p), Bound::Unbounded);
+            next.extend(self.destinations[key].parked.range(after).next().map(|p| (*p, key)));
+        }
+        found
     }
 
     /// Brings back one parked message for each breaker whose probe is due.
@@ -349,7 +373,7 @@ impl Core {
             let due = self.sinks[id].breaker.pass(now) == Pass::Probe && self.sinks[id].sendable.is_empty();
             if due && !self.on_its_way(self.sinks[id].candidate) {
                 let candidate = self.probe_for(SinkId(id), now);
-                self.sinks[id].candidate = candidate;
+                self.sinks[id].candidate = candidate.or(self.sinks[id].candidate);
                 wanted.extend(candidate);
             }
         }

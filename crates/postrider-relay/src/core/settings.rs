@@ -131,6 +131,7 @@ impl Settings {
                 return Err(format!("{name} must be at least 1"));
             }
         }
+        self.check_delays()?;
         if self.buffer_bytes == 0 {
             return Err("buffer_bytes must be at least 1".to_owned());
         }
@@ -142,6 +143,37 @@ impl Settings {
         Ok(())
     }
 }
+
+impl Settings {
+    fn check_delays(&self) -> Result<(), String> {
+        let (b, probes) = (&self.backoff, &self.breaker);
+        if b.cap > LONGEST_BACKOFF {
+            return Err(format!("backoff.cap {:?} must be at most {LONGEST_BACKOFF:?}", b.cap));
+        }
+        if !(b.factor >= 1.0 && b.factor.is_finite()) {
+            return Err(format!("backoff.factor {} must be at least 1", b.factor));
+        }
+        if !(0.0..=1.0).contains(&b.jitter) {
+            return Err(format!("backoff.jitter {} must lie between 0 and 1", b.jitter));
+        }
+        for (name, value) in [
+            ("breaker.first_probe", probes.first_probe),
+            ("breaker.probe_cap", probes.probe_cap),
+            ("breaker.auth_probe", probes.auth_probe),
+        ] {
+            if value < Duration::from_millis(1) {
+                return Err(format!("{name} must be at least 1 ms"));
+            }
+        }
+        if probes.failures == 0 {
+            return Err("breaker.failures must be at least 1".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// A year: longer is a mistake, and the database's times have an end.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(366 * 86_400);
 
 /// Exponential backoff with cap and jitter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -225,5 +257,25 @@ impl Default for Protections {
             wait_for_settle: true,
             outage_uncounted: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_that_cannot_work_are_refused_by_name() {
+        assert_eq!(Settings::default().check(), Ok(()));
+        let with = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.check().expect_err("refused")
+        };
+        assert!(with(|s| s.backoff.cap = Duration::from_secs(86_400 * 400)).starts_with("backoff.cap"));
+        assert!(with(|s| s.backoff.factor = 0.5).starts_with("backoff.factor"));
+        assert!(with(|s| s.backoff.jitter = 1.5).starts_with("backoff.jitter"));
+        assert!(with(|s| s.breaker.first_probe = Duration::ZERO).starts_with("breaker.first_probe"));
+        assert!(with(|s| s.breaker.failures = 0).starts_with("breaker.failures"));
     }
 }

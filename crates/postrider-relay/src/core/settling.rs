@@ -109,7 +109,9 @@ impl Core {
         let mine: BTreeSet<Shard> = r.mine.iter().copied().filter(|s| current.contains(s)).collect();
         let found: BTreeSet<Position> = r.settled.iter().copied().collect();
         let next = self.upcoming_call();
-        self.reading.note_settled(settled.iter().map(|s| s.position).collect(), next);
+        // Not what was fenced: that stands where it stood, and if its shard is ours anew a read under way must bring it.
+        let recorded = settled.iter().filter(|s| r.mine.contains(&s.shard)).map(|s| s.position).collect();
+        self.reading.note_settled(recorded, next);
         let mut sent: BTreeMap<SinkId, usize> = BTreeMap::new();
         let mut fenced = 0;
         for s in settled {

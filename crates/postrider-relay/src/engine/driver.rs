@@ -24,6 +24,9 @@ const EVENTS_PER_STEP: usize = 2_048;
 /// Longest pause between two restarts of a loop that panicked.
 const RESTART_CAP: Duration = Duration::from_secs(30);
 
+/// Longest wait for the sinks to let go of what they hold: a disk that hangs must not keep a stopped relay alive.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
 /// What a handle may ask for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Control {
@@ -84,9 +87,7 @@ impl Driver {
             }
             pause = (pause * 2).min(RESTART_CAP);
         };
-        for s in &self.sinks {
-            s.sink.close().await;
-        }
+        close(&self.sinks).await;
         self.shared.ended();
         report
     }
@@ -172,12 +173,11 @@ impl Run<'_> {
                             Err(SourceError::Temporary(format!("{kind} panicked: {}", panic_text(&panic))))
                         }
                     };
-                    if result.is_ok() {
-                        shared.source_answered();
-                        if kind == "renew" {
-                            // If it came too late all the same, the core says so again.
-                            shared.lease_lost(false);
-                        }
+                    let error = result.as_ref().err().map(ToString::to_string);
+                    shared.source_answered(kind, error.as_deref());
+                    if error.is_none() && kind == "renew" {
+                        // If it came too late all the same, the core says so again.
+                        shared.lease_lost(false);
                     }
                     if events.send(Event::Answered { call, result }).is_err() {
                         tracing::debug!(kind, "an answer arrived after the relay had ended");
@@ -253,10 +253,54 @@ async fn perform(source: &Source, request: Request, state: RelayState) -> Result
     })
 }
 
+async fn close(sinks: &[NamedSink]) {
+    let closing = sinks.iter().map(|s| async move {
+        if tokio::time::timeout(CLOSE_LIMIT, s.sink.close()).await.is_err() {
+            tracing::warn!(sink = &*s.name, "the sink did not close in time; the relay ends without it");
+        }
+    });
+    futures_util::future::join_all(closing).await;
+}
+
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text")
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::message::Outgoing;
+    use crate::sink::{Capabilities, DurabilityTier, Outcomes, Sink, SinkError};
+
+    /// As the file sink on a disk that does not answer.
+    struct Stuck;
+
+    #[async_trait]
+    impl Sink for Stuck {
+        async fn publish(&self, _: Vec<Outgoing>, _: Outcomes) {}
+
+        async fn check(&self) -> Result<DurabilityTier, SinkError> {
+            Ok(DurabilityTier::LocalMemory)
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { ordered: false, deduplicates: false, max_bytes: None }
+        }
+
+        async fn close(&self) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sink_that_does_not_close_does_not_keep_the_relay_from_ending() {
+        let sink = || NamedSink { name: "stuck".into(), sink: Arc::new(Stuck) };
+        tokio::time::timeout(CLOSE_LIMIT * 2, close(&[sink(), sink(), sink()])).await.expect("it ends");
+    }
 }

@@ -1,7 +1,8 @@
 //! Whether the relay makes progress, for probes, metrics and people.
 
-use std::sync::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::core::settings::Settings;
@@ -9,6 +10,10 @@ use crate::core::{Core, Counters, Mono};
 
 /// The loop steps at least this often when all is well (it wakes once a second to look for free shards).
 const LOOP_STALLED: Duration = Duration::from_secs(10);
+/// A call that is still wanted is repeated within this time; a failure longer ago is one that nobody repeats.
+const STILL_FAILING: Duration = Duration::from_secs(20);
+/// Time between two looks at the open breakers.
+const BREAKERS_EVERY: Duration = Duration::from_millis(50);
 
 /// An open breaker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +73,14 @@ impl std::fmt::Display for LastError {
     }
 }
 
+/// A kind of call that has not worked for a while.
+#[derive(Debug)]
+struct Failing {
+    since: Instant,
+    last: Instant,
+    error: String,
+}
+
 /// What the loop tells the others.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -75,6 +88,10 @@ pub(super) struct Shared {
     /// Milliseconds since `started`.
     loop_ms: AtomicU64,
     source_ms: AtomicU64,
+    /// Kinds of calls whose last one failed: since when, and what it said last.
+    failing: Mutex<BTreeMap<&'static str, Failing>>,
+    /// When the open breakers were looked at last.
+    breakers_at: Mutex<Option<Instant>>,
     source_patience: Duration,
     lease_lost: AtomicBool,
     ended: AtomicBool,
@@ -87,6 +104,8 @@ impl Shared {
             started: Instant::now(),
             loop_ms: AtomicU64::new(0),
             source_ms: AtomicU64::new(0),
+            failing: Mutex::default(),
+            breakers_at: Mutex::default(),
             source_patience: (settings.renew_every * 2).max(Duration::from_secs(3)),
             lease_lost: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -98,8 +117,37 @@ impl Shared {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn source_answered(&self) {
-        self.source_ms.store(self.ms().max(1), Ordering::Relaxed);
+    /// A call of this kind ended, with this error or well.
+    pub(super) fn source_answered(&self, kind: &'static str, error: Option<&str>) {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        match error {
+            None => {
+                failing.remove(kind);
+                self.source_ms.store(self.ms().max(1), Ordering::Relaxed);
+            }
+            Some(text) => {
+                let now = Instant::now();
+                let entry = failing.entry(kind).or_insert_with(|| Failing {
+                    since: now,
+                    last: now,
+                    error: String::new(),
+                });
+                entry.last = now;
+                text.clone_into(&mut entry.error);
+            }
+        }
+    }
+
+    /// Kinds of calls that have failed for longer than patience allows: nothing flows, although others work.
+    fn stuck(&self) -> Vec<String> {
+        let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        failing
+            .iter()
+            .filter(|(_, f)| f.since.elapsed() > self.source_patience && f.last.elapsed() < STILL_FAILING)
+            .map(|(kind, f)| {
+                format!("each call to {kind} has failed for {} s: {}", f.since.elapsed().as_secs(), f.error)
+            })
+            .collect()
     }
 
     pub(super) fn lease_lost(&self, lost: bool) {
@@ -115,12 +163,16 @@ impl Shared {
     }
 
     pub(super) fn report(&self, core: &Core, now: Mono) {
+        let breakers = self.breakers_due();
         self.loop_ms.store(self.ms().max(1), Ordering::Relaxed);
         self.with(|s| {
             s.counters = core.counters();
             s.in_flight = core.in_flight();
             s.shards = core.shards();
             s.held_keys = core.held_lanes();
+            if !breakers {
+                return;
+            }
             s.breakers = core
                 .open_breakers()
                 .into_iter()
@@ -135,9 +187,19 @@ impl Shared {
         });
     }
 
+    /// Whether the open breakers are to be copied again: with thousands of destinations that is not done at every step.
+    fn breakers_due(&self) -> bool {
+        let mut at = self.breakers_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = at.is_none_or(|at| at.elapsed() >= BREAKERS_EVERY);
+        if due {
+            *at = Some(Instant::now());
+        }
+        due
+    }
+
     fn with<R>(&self, f: impl FnOnce(&mut Snapshot) -> R) -> R {
         // A panic while the lock was held leaves numbers behind, nothing that must agree.
-        f(&mut self.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        f(&mut self.snapshot.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
@@ -167,6 +229,7 @@ impl Shared {
             let error = s.last_error.as_ref().map_or("no answer yet", |e| e.text.as_str());
             reasons.push(format!("the database has not answered {since}: {error}"));
         }
+        reasons.extend(self.stuck());
         if self.lease_lost.load(Ordering::Relaxed) {
             reasons.push(
                 "the lease has run out and could not be renewed; nothing is sent until it is".to_owned(),
@@ -181,5 +244,21 @@ impl Shared {
             ));
         }
         Health { live, ready: reasons.is_empty(), reasons }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_kind_of_call_that_keeps_failing_is_not_ready_although_others_work() {
+        let mut shared = Shared::new(&Settings::default());
+        shared.source_patience = Duration::ZERO;
+        shared.source_answered("settle", Some("permission denied"));
+        shared.source_answered("renew", None);
+        assert!(shared.stuck().iter().any(|r| r.contains("settle") && r.contains("permission denied")));
+        shared.source_answered("settle", None);
+        assert!(shared.stuck().is_empty());
     }
 }

@@ -32,7 +32,7 @@ use self::classify::{Lookup, Reply, classify};
 use self::session::{Dialer, Link, Session, Times};
 use self::settings::Settings;
 use super::{Address, SinkKind, SinkOptions};
-use crate::message::Outgoing;
+use crate::message::{Message, Outgoing};
 use crate::sink::{Capabilities, DurabilityTier, Outcome, Outcomes, Sink, SinkError};
 
 pub(super) const KIND: SinkKind = SinkKind {
@@ -102,6 +102,7 @@ struct NatsSink {
 /// A message that was handed to the connection.
 struct Pending {
     index: usize,
+    message: Arc<Message>,
     subject: String,
     ack: PublishAckFuture,
     /// Refusals for lack of rights before it was sent.
@@ -203,7 +204,9 @@ impl NatsSink {
         let message = PublishMessage::build().payload(outgoing.message.payload.bytes()).headers(headers);
         let denials = session.denials();
         match timeout_at(deadline, session.context.send_publish(subject.clone(), message)).await {
-            Ok(Ok(ack)) => Ok(Pending { index, subject, ack, denials }),
+            Ok(Ok(ack)) => {
+                Ok(Pending { index, message: Arc::clone(&outgoing.message), subject, ack, denials })
+            }
             Ok(Err(error)) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
                 let size = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 refuse(Reply::TooLarge(size))
@@ -229,10 +232,15 @@ impl NatsSink {
         while more || !waiting.is_empty() {
             tokio::select! {
                 pending = sent.recv(), if more => match pending {
-                    Some(Pending { index, subject, ack, denials }) => {
+                    Some(Pending { index, message, subject, ack, denials }) => {
                         let lookups = &lookups;
                         waiting.push(async move {
-                            let reply = reply(session, &subject, ack, denials, deadline, lookups).await;
+                            let mut reply = reply(session, &subject, ack, denials, deadline, lookups).await;
+                            if let Reply::Ack { stream, sequence, duplicate: true } = &reply
+                                && let Some(other) = another(session, &message, stream, *sequence, deadline).await
+                            {
+                                reply = other;
+                            }
                             (index, classify(reply, &subject, stream))
                         });
                     }
@@ -275,6 +283,28 @@ async fn reply(
         }
         Err(error) => failure(&error),
     }
+}
+
+/// The server dropped the message as a repeat of the one at `sequence`. Returns what to make of it if that is *another*
+/// message: ids are unique within one outbox, but several may share a stream. Where it cannot be looked at (no right, or
+/// consumed since) it is taken for ours.
+async fn another(
+    session: &Session,
+    message: &Message,
+    stream: &str,
+    sequence: u64,
+    deadline: Instant,
+) -> Option<Reply> {
+    let kept = session.context.get_stream_no_info(stream).await.ok()?;
+    let asked = timeout_at(deadline, kept.get_raw_message(sequence));
+    let kept = match allowed(session, &format!("STREAM.MSG.GET.{stream}"), asked).await? {
+        Ok(answer) => answer.ok()?,
+        Err(_) => return Some(Reply::TimedOut),
+    };
+    let ours = mapping::origin(message)
+        .into_iter()
+        .all(|(name, value)| kept.headers.get(name).is_some_and(|kept| kept.as_str() == value));
+    (!ours).then(|| Reply::Taken { stream: stream.to_owned(), sequence })
 }
 
 fn failure(error: &PublishError) -> Reply {

@@ -126,6 +126,15 @@ fn random_token() -> Result<i64, SourceError> {
     })
 }
 
+/// A name for a relay process that no other has, from the operating system's randomness: also not two machines that were
+/// restored from one snapshot.
+///
+/// # Errors
+/// `Temporary` when the operating system gives no random numbers.
+pub fn relay_id() -> Result<i64, SourceError> {
+    random_token().map(|token| (token & i64::MAX).max(1))
+}
+
 /// `text` as it may be stored: no NUL (no text column takes it), at most `most` characters.
 fn storable(text: &str, most: usize) -> String {
     text.chars().filter(|c| *c != '\0').take(most).collect()

@@ -146,7 +146,8 @@ create index outbox_audit_message on outbox_audit (message);
 
 -- Puts each new message into the ready queue or among the waiting, in the producer's own transaction, whichever
 -- client inserts it. SECURITY DEFINER: a producer needs no right on the small tables. The search_path is fixed
--- because pg_dump empties it on restore and because a definer's function must not follow the caller's.
+-- because pg_dump empties it on restore and because a definer's function must not follow the caller's. Calls and operators
+-- fit exactly or are qualified: whoever may create in this schema could otherwise offer a better fit and run as the owner.
 create function outbox_route() returns trigger language plpgsql security definer set search_path from current as $$
 declare
   hash bigint := ('x' || substr(md5(coalesce(new.message_key, new.aggregate_type || ':' || new.aggregate_id,
@@ -155,9 +156,9 @@ declare
 begin
   if new.due_at > clock_timestamp() then
     insert into outbox_waiting (id, key_hash, due_at, bytes, shard)
-    values (new.id, hash, new.due_at, size, (hash & 63)::smallint);
+    values (new.id, hash, new.due_at, size, (hash & 63::bigint)::smallint);
   else
-    insert into outbox_queue (id, key_hash, bytes, shard) values (new.id, hash, size, (hash & 63)::smallint);
+    insert into outbox_queue (id, key_hash, bytes, shard) values (new.id, hash, size, (hash & 63::bigint)::smallint);
   end if;
   return null;
 end $$;
@@ -169,10 +170,10 @@ create function outbox_same_content(message_id text, topic text, key text, heade
 returns boolean language sql stable security definer set search_path from current as $$
   select o.topic = $2
      and coalesce(o.message_key, o.aggregate_type || ':' || o.aggregate_id) is not distinct from $3
-     and (select jsonb_object_agg(lower(h.key), h.value) from jsonb_each(o.headers::jsonb) h)
-         is not distinct from (select jsonb_object_agg(lower(h.key), h.value) from jsonb_each($4::jsonb) h)
+     and (select pg_catalog.jsonb_object_agg(lower(h.key), h.value) from jsonb_each(o.headers::jsonb) h)
+         is not distinct from (select pg_catalog.jsonb_object_agg(lower(h.key), h.value) from jsonb_each($4::jsonb) h)
      and o.content_type is not distinct from $5
-     and coalesce(convert_to(o.payload, 'UTF8'), o.payload_bytes) is not distinct from $6
+     and coalesce(pg_catalog.convert_to(o.payload, 'UTF8'), o.payload_bytes) is not distinct from $6
   from outbox o where o.message_id = $1
 $$;
 revoke execute on function outbox_same_content(text, text, text, text, text, bytea) from public;

@@ -33,6 +33,33 @@ async fn all(db: &Postgres, role: &str, allowed: bool, statements: &[&str]) {
     }
 }
 
+/// As on PostgreSQL 13 and 14, where anybody may create in the schema public.
+#[tokio::test]
+async fn whoever_may_create_in_the_schema_does_not_run_as_the_owner_of_the_tables() {
+    let db = installed().await;
+    db.exec(
+        "create function stranger(bigint, integer) returns bigint language plpgsql as
+           $$ begin raise exception 'stranger ran as %', current_user; end $$;
+         create operator & (leftarg = bigint, rightarg = integer, function = stranger);
+         create function convert_to(text, text) returns bytea language plpgsql as
+           $$ begin raise exception 'stranger ran as %', current_user; end $$;
+         create function stranger(jsonb, text, jsonb) returns jsonb language plpgsql as
+           $$ begin raise exception 'stranger ran as %', current_user; end $$;
+         create aggregate jsonb_object_agg(text, jsonb) (sfunc = stranger, stype = jsonb);",
+    )
+    .await
+    .expect("what a stranger creates");
+    db.exec(
+        "insert into outbox (message_id, topic, headers, payload) values ('sql', 't', '{\"a\":\"1\"}', 'x');
+         insert into outbox (message_id, topic, due_at) values ('later', 't', now() + interval '1 hour');",
+    )
+    .await
+    .expect("the trigger calls nothing of it");
+    let mut tx = acting_as(&db, "postrider_producer").await;
+    let same = Message::new("t", "x").id("sql").header("a", "1");
+    assert!(enqueue(&mut tx, &same).await.expect("nor does the comparison").already);
+}
+
 #[tokio::test]
 async fn a_producer_writes_messages_and_reads_none() {
     let db = installed().await;

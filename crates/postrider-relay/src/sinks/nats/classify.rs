@@ -14,6 +14,13 @@ pub(super) enum Reply {
         /// The server knew the message id already.
         duplicate: bool,
     },
+    /// Dropped as a repeat, but what the stream has under this id is another message.
+    Taken {
+        /// The stream that has it.
+        stream: String,
+        /// Its place there.
+        sequence: u64,
+    },
     /// JetStream's error, by its `err_code`.
     Error {
         /// The `err_code`, 10000 and above; 0 when the server gave none.
@@ -63,6 +70,14 @@ pub(super) fn classify(reply: Reply, subject: &str, expected: Option<&str>) -> O
             ),
             _ => Outcome::Accepted { evidence: Some(format!("{stream}:{sequence}")) },
         },
+        // Nobody else is at fault, and once the window has passed it is taken: a counted attempt.
+        Reply::Taken { stream, sequence } => refused(
+            Scope::Message,
+            "id_taken",
+            format!(
+                "stream {stream} has another message under this id, at {sequence}, and drops this one until its duplicate window has passed: ids must be unique among all that publish to a stream, or set dedupe=false"
+            ),
+        ),
         Reply::Error { code, status, text } => refused_by_server(code, status, &text, subject),
         Reply::NoResponders(Lookup::NotFound) => refused(
             Scope::DestinationAuth,
@@ -205,6 +220,7 @@ mod tests {
         check(Reply::NoResponders(Lookup::Found("S".into())), Sink, Backoff, "503");
         check(Reply::NoResponders(Lookup::Failed("timed out".into())), Sink, Backoff, "503");
         check(Reply::Denied, DestinationAuth, Backoff, "permissions");
+        check(Reply::Taken { stream: "S".into(), sequence: 7 }, Message, Backoff, "id_taken");
         check(Reply::TooLarge("2 over 1".into()), Message, Never, "max_payload");
         check(Reply::NotSent("disconnected".into()), Sink, Backoff, "not_sent");
     }

@@ -15,7 +15,7 @@ use async_nats::HeaderMap;
 use super::super::line::timestamp;
 use super::classify::never;
 use super::settings::{Settings, subject_fault};
-use crate::message::{Outgoing, Payload};
+use crate::message::{Message, Outgoing, Payload};
 use crate::sink::Outcome;
 
 /// Prefixes of headers that are ours or the server's: `Nats-Rollup: all`, for one, would empty the stream.
@@ -33,10 +33,10 @@ pub(super) fn map(outgoing: &Outgoing, settings: &Settings) -> Result<(String, H
     }
     let mut headers = Headers(HeaderMap::new());
     headers.own("Postrider-Message-Id", Some(&message.message_id))?;
-    headers.own("Postrider-Topic", Some(&message.topic))?;
-    headers.own("Postrider-Position", Some(&message.position.to_string()))?;
+    for (name, value) in origin(message) {
+        headers.own(name, Some(&value))?;
+    }
     headers.own("Postrider-Try", Some(&outgoing.try_number.to_string()))?;
-    headers.own("Postrider-Created-At", Some(&timestamp(message.created_at_us)))?;
     headers.own("Postrider-Key", message.key.as_deref())?;
     headers.own("Postrider-Tag", message.tag.as_deref())?;
     headers.own("Postrider-Event-Type", message.event_type.as_deref())?;
@@ -61,6 +61,15 @@ pub(super) fn map(outgoing: &Outgoing, settings: &Settings) -> Result<(String, H
         headers.put(name, value)?;
     }
     Ok((subject, headers.0))
+}
+
+/// The headers by which a message is told from one of another outbox that happens to have its id.
+pub(super) fn origin(message: &Message) -> [(&'static str, String); 3] {
+    [
+        ("Postrider-Topic", message.topic.clone()),
+        ("Postrider-Position", message.position.to_string()),
+        ("Postrider-Created-At", timestamp(message.created_at_us)),
+    ]
 }
 
 struct Headers(HeaderMap);
@@ -107,7 +116,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::message::{Message, Position};
+    use crate::message::Position;
     use crate::sink::{Retry, Scope};
     use crate::sinks::Address;
 

@@ -123,7 +123,7 @@ impl Server {
         }
         if !found.refused.is_empty() {
             return refuse(format!(
-                "user {} on {place} lacks the right to {}: make the user a member of postrider_relay (`postrider init --grants` prints the statements that make this role)",
+                "user {} on {place} lacks the right to {}; make the user a member of postrider_relay (`postrider init --grants` prints the statements that make this role)",
                 found.role,
                 found.refused.join(", ")
             ));
