@@ -32,11 +32,12 @@ async fn killed_at(point: Point, bed: Bed, successor: Successor) {
     history::taken_over(&bed.db, first.relay).await;
     bed.business.drained().await;
     assert_eq!(history::unclean_shards(&bed.db).await, shards, "shards whose owner ended uncleanly");
+    let journals = [first.journal.clone(), second.journal.clone()];
     let counted = second.stop().await;
     assert_eq!((counted.undecided, counted.fenced, counted.vanished), (0, 0, 0));
     assert_eq!(history::unclean_shards(&bed.db).await, 0, "a clean end starts the count anew");
 
-    let duplicates = bed.judge_with(&in_flight).await;
+    let duplicates = bed.judge_with(&in_flight, &[&journals[0], &journals[1]]).await;
     match point {
         Point::AfterAck | Point::BeforeSettle => assert!(duplicates > 0, "what was acknowledged came again"),
         Point::BeforeSend | Point::InSettle => {}

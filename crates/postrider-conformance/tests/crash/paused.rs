@@ -34,9 +34,13 @@ async fn paused_at(point: Point, refused: impl Fn(&Counted) -> bool) {
         "the woken relay has recorded something: {counted:?}"
     );
     assert_eq!((bed.db.count("select count(*) from receipt").await, bed.db.count(STATES).await), (all, left));
+    let (first_journal, second_journal) = (first.journal.clone(), second.journal.clone());
     assert_eq!(first.stop().await.undecided, 0);
     assert_eq!(second.stop().await.undecided, 0);
-    assert!(bed.judge_with(&in_flight).await > 0, "what was acknowledged before the pause came again");
+    assert!(
+        bed.judge_with(&in_flight, &[&first_journal, &second_journal]).await > 0,
+        "what was acknowledged before the pause came again"
+    );
     bed.remove().await;
 }
 
