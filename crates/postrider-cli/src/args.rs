@@ -35,6 +35,9 @@ EXIT CODES
   4  `demo` only: the verdict is not \"ok\"
   130, 143  a second SIGINT or SIGTERM ended `run` at once";
 
+/// Heading of the flags of every command: without it they stand between those of the command.
+const EVERYWHERE: &str = "Options of every command";
+
 /// The program.
 #[derive(Debug, Parser)]
 #[command(name = "postrider", version, about = "Carries messages from an outbox table to a broker", long_about = ABOUT, after_long_help = AFTER)]
@@ -49,25 +52,25 @@ pub(crate) struct Cli {
 #[derive(Args, Clone)]
 pub(crate) struct Global {
     /// Read this configuration file (default: postrider.toml in this folder, if there is one)
-    #[arg(long, global = true, value_name = "FILE", env = "POSTRIDER_CONFIG", hide_env_values = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "FILE", env = "POSTRIDER_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
     /// Address of the database: sqlite:FILE or postgres://USER@HOST/NAME
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "URL")]
     pub(crate) database: Option<String>,
     /// Address of the sink: file:FILE, stdout: or nats://HOST:PORT
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "URL")]
     pub(crate) sink: Option<String>,
     /// Name of this relay, as people see it (default: the host name)
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "NAME")]
     pub(crate) instance: Option<String>,
     /// Answer with one JSON document on standard output
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub(crate) json: bool,
     /// Form of the log on standard error
-    #[arg(long, global = true, value_name = "FORM", value_enum)]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "FORM", value_enum)]
     pub(crate) log_format: Option<LogForm>,
     /// Least severe log lines to write
-    #[arg(long, global = true, value_name = "LEVEL", value_enum)]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "LEVEL", value_enum)]
     pub(crate) log_level: Option<Level>,
 }
 
@@ -299,7 +302,7 @@ pub(crate) struct Show {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Dead {
-    /// List dead messages, newest first
+    /// List dead messages, the ones written last first
     List(DeadList),
     /// Show a dead message, with its error
     Show(Show),

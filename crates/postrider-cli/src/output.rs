@@ -5,16 +5,21 @@ use std::time::Duration;
 
 /// Prints one JSON document and a line end.
 pub(crate) fn json(value: &serde_json::Value) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{value}")?;
-    out.flush()
+    write(&value.to_string())
 }
 
 /// Prints text and a line end.
 pub(crate) fn line(text: &str) -> io::Result<()> {
+    write(text)
+}
+
+/// A reader that has had enough (`postrider list | head`) is no error.
+fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{text}")?;
-    out.flush()
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
 }
 
 /// A table with aligned columns, two spaces between them. The last column is not padded.

@@ -59,10 +59,12 @@ fn level_word(level: Level) -> &'static str {
 }
 
 /// Sends log lines to standard error. Lines of client libraries are let through from `warn` on only: what they say at finer
-/// levels may hold addresses and statements.
+/// levels may hold addresses and statements. The client of NATS says nothing that the sink does not say better, and says it anew
+/// at every attempt to connect.
 fn logs(config: LogConfig) {
     let level = config.level.as_str();
-    let filter = EnvFilter::new(format!("warn,sqlx=error,postrider={level},postrider_relay={level}"));
+    let filter =
+        EnvFilter::new(format!("warn,sqlx=error,async_nats=off,postrider={level},postrider_relay={level}"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let installed = match config.format {
         LogFormat::Text => {

@@ -166,3 +166,15 @@ fn everything_works_on_postgres_too() {
     assert_eq!(place.run(&["list", "--json"]).json()["messages"][0]["message_id"], "x");
     assert!(place.run(&["show", "x", "--payload"]).ok().contains(r#"{"n":1}"#));
 }
+
+#[test]
+fn a_reader_that_has_had_enough_is_no_error() {
+    let place = Place::new();
+    place.run(&["send", "--topic", "t", "x"]).ok();
+    for command in [&["list"][..], &["status"], &["list", "--json"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = place.command(command).stdout(writer).output().expect("the program");
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}

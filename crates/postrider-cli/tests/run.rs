@@ -59,6 +59,12 @@ fn health_and_metrics_are_offered_on_loopback() {
         assert_eq!(status, 200);
         text.contains("postrider_backlog{") && text.contains("postrider_lag_seconds{")
     });
+    let text = get(&http, "/metrics").1;
+    for counter in ["vanished", "swept", "takeovers", "fenced"] {
+        let name = format!("postrider_{counter}_total{{");
+        let from_zero = text.lines().any(|line| line.starts_with(&name) && line.ends_with(" 0"));
+        assert!(from_zero, "an alarm on the increase of {counter} needs its zero: {text}");
+    }
     assert_eq!(get(&http, "/nothing").0, 404);
     assert_eq!(get_as(&http, "/metrics", "evil.example").0, 421, "a name of somebody else is not answered");
     relay.stop().ok();

@@ -117,6 +117,11 @@ fn timeline(shown: &Shown) -> String {
         .collect();
     if s.state == "PENDING" {
         lines.push(next(shown));
+    } else if s.state == "UNACCOUNTED" {
+        lines.push(format!(
+            "{:<24}  in no small table and in no receipt: nobody will send it. The manual, operations, says how to queue it again",
+            "now"
+        ));
     }
     format!("Timeline\n{}", lines.join("\n"))
 }
@@ -124,6 +129,12 @@ fn timeline(shown: &Shown) -> String {
 fn next(shown: &Shown) -> String {
     let s = &shown.status;
     match (s.due_at_us, s.attempts) {
+        (None, _) if s.key.is_some() => {
+            format!(
+                "{:<24}  next: sent as soon as a relay takes it, after the earlier ones of its key",
+                "now"
+            )
+        }
         (None, _) => format!("{:<24}  next: sent as soon as a relay takes it", "now"),
         (Some(due), 0) => {
             format!("{}  next: due (delayed by its producer, or its sink did not take it)", output::time(due))

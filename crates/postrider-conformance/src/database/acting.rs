@@ -54,6 +54,10 @@ pub async fn a_message_without_a_queue_row_is_found_and_nothing_else<D: Database
     assert_eq!(inspect.unaccounted(0, 1, 10).await.expect("look").unaccounted, [ids[3], silent]);
     assert_eq!(inspect.unaccounted(0, 1, 1).await.expect("look").unaccounted, [ids[3]]);
     assert_eq!(inspect.unaccounted(1, 1, 10).await.expect("look").looked_at, 0);
+
+    // Queue rows whose messages were deleted by hand are not counted for the messages that lack one.
+    db.execute(&format!("delete from outbox where id in ({}, {})", ids[2], ids[4])).await;
+    assert_eq!(inspect.unaccounted(0, 1, 10).await.expect("look").unaccounted, [ids[3], silent]);
 }
 
 /// Counts stop at the cap; lag is the age of what could be sent now.

@@ -48,7 +48,7 @@ pub async fn every_read_is_fenced_by_its_token<D: DatabaseUnderTest>(db: &D) {
     let heads = relay.heads(&stolen).await;
     assert!(heads.rows.is_empty() && heads.mine.is_empty(), "{heads:?}");
     let due = relay.due(&stolen).await;
-    assert!(due.rows.is_empty() && due.mine.is_empty() && due.next.is_none(), "{due:?}");
+    assert!(due.rows.is_empty() && due.mine.is_empty(), "{due:?}");
     let shard = stolen.iter().find(|one| one.shard == head.shard).expect("owned");
     let lane = relay.source.reader.lane(*shard, &head.lane, everything()).await.expect("read");
     assert!(lane.rows.is_empty() && lane.mine.is_empty(), "{lane:?}");
@@ -125,10 +125,10 @@ pub async fn due_rows_come_by_time_in_pages<D: DatabaseUnderTest>(db: &D) {
         let page = relay.source.reader.due(&owned, cursor, 2).await.expect("read");
         seen.extend(positions(&page));
         assert!(page.rows.len() <= 2);
-        match page.next {
-            Some(next) => cursor = next,
-            None => break,
+        if page.rows.len() < 2 {
+            break; // where to go on is said after the last page, too
         }
+        cursor = page.next.expect("a full page says where to go on");
     }
     assert_eq!(seen, [ids[4], ids[0], ids[1], ids[2], ids[3]]);
 }

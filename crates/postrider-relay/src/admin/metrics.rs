@@ -84,6 +84,13 @@ fn describe() {
         "postrider_takeovers_total",
         "shards taken from a relay that ended without releasing them"
     );
+    describe_counter!("postrider_vanished_total", "outcomes whose row was gone although the shard was ours");
+    describe_counter!("postrider_swept_total", "messages that only the sweep found");
+    describe_counter!("postrider_shards_acquired_total", "shards taken");
+    describe_counter!(
+        "postrider_shards_lost_total",
+        "shards that passed on to another relay without being given back"
+    );
     describe_counter!("postrider_source_errors_total", "failed calls to the database, by call");
 }
 

@@ -223,6 +223,7 @@ impl Core {
                     self.take_in(position, message);
                 }
                 None => {
+                    self.reading.remember_orphan(position);
                     self.notice(Notice::Missing { position });
                     self.forget_message(position);
                 }

@@ -8,9 +8,22 @@ use metrics::counter;
 
 use super::health::Shared;
 use crate::core::Notice;
+use crate::source::DeadReason;
 
 /// The same complaint is repeated at most this often, with the number of times it was left out.
 const REPEAT_EVERY: Duration = Duration::from_secs(5);
+/// Counters that exist from the start: `increase()` does not see the step of a series that begins at one, so an alarm would
+/// miss the first event.
+const FROM_ZERO: &[&str] = &[
+    "postrider_retried_total",
+    "postrider_unknown_total",
+    "postrider_fenced_total",
+    "postrider_vanished_total",
+    "postrider_swept_total",
+    "postrider_shards_acquired_total",
+    "postrider_shards_lost_total",
+    "postrider_takeovers_total",
+];
 
 pub(super) struct Notices {
     source: Arc<str>,
@@ -20,6 +33,13 @@ pub(super) struct Notices {
 
 impl Notices {
     pub(super) fn new(source: Arc<str>) -> Self {
+        for name in FROM_ZERO {
+            counter!(*name, "source" => source.clone()).increment(0);
+        }
+        for reason in [DeadReason::Permanent, DeadReason::Attempts] {
+            counter!("postrider_dead_total", "source" => source.clone(), "reason" => reason.as_str())
+                .increment(0);
+        }
         Self { source, told: BTreeMap::new(), open: BTreeSet::new() }
     }
 

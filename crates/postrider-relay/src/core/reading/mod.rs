@@ -22,6 +22,8 @@ use crate::source::{DueCursor, Heads, Owned, Range, Snapshot};
 
 /// Share of the time that sweeps may take: a pause of 20 times their duration.
 const SWEEP_REST: u32 = 20;
+/// Queue rows without a message that are remembered.
+const ORPHANS: usize = 1_000;
 /// Shortest pause between two slices of a sweep.
 const SWEEP_SLICE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -51,6 +53,8 @@ pub(super) struct Reading {
     /// Positions settled while reads were under way: those reads must not bring them back.
     recent: BTreeMap<Position, CallId>,
     recent_order: Queue<(CallId, Vec<Position>)>,
+    /// Queued positions without a message, as far as they are remembered: the sweep meets them each time and finds nothing new.
+    orphans: BTreeSet<Position>,
     /// The last poll went well at this time.
     pub(super) last_poll: Option<Mono>,
 }
@@ -147,6 +151,14 @@ struct Rescan {
 }
 
 impl Reading {
+    /// This row of the queue has no message. Forgetting some costs a wrong count of the sweep, so few are kept.
+    pub(super) fn remember_orphan(&mut self, position: Position) {
+        if self.orphans.len() >= ORPHANS {
+            self.orphans.pop_first();
+        }
+        self.orphans.insert(position);
+    }
+
     pub(super) fn hint(&mut self) {
         self.hinted = true;
     }

@@ -45,7 +45,8 @@ impl Core {
         let works = self.works_of(owned);
         let mut found = 0;
         for head in &h.rows {
-            found += usize::from(works.contains(&head.shard) && self.admit(call, head));
+            let new = works.contains(&head.shard) && self.admit(call, head);
+            found += usize::from(new && !self.reading.orphans.contains(&head.position));
         }
         self.reading.close_read(call);
         let s = &mut self.reading.sweep;

@@ -106,18 +106,18 @@ impl Server {
         let schema = found.schema.as_deref().unwrap_or("(none of the search_path exists)");
         if !found.outbox {
             return refuse(format!(
-                "{place} has no table outbox in schema {schema}: run `postrider init --database {place}`"
+                "{place} has no table outbox in schema {schema}: run `postrider init` with the same address, as the role that shall own the tables"
             ));
         }
         if !found.versioned {
             return refuse(format!(
                 "{place} has a table outbox in schema {schema} but no table postrider_schema: it was not made by \
-                 `postrider init`; give Postrider a schema or database of its own and run `postrider init --database {place}`"
+                 `postrider init`; give Postrider a schema or database of its own and run `postrider init` with the same address, as the role that shall own the tables"
             ));
         }
         if !found.missing.is_empty() {
             return refuse(format!(
-                "{place} lacks {} in schema {schema}: run `postrider init --database {place}`",
+                "{place} lacks {} in schema {schema}: run `postrider init` with the same address, as the role that shall own the tables",
                 found.missing.join(", ")
             ));
         }
@@ -136,7 +136,7 @@ impl Server {
         match version {
             KNOWN => Ok(()),
             older if older < KNOWN => Err(SourceError::Operator(format!(
-                "the tables of {place} have schema version {older}, this program needs {KNOWN}: run `postrider init --database {place}`"
+                "the tables of {place} have schema version {older}, this program needs {KNOWN}: run `postrider init` with the same address, as the role that shall own the tables"
             ))),
             newer => Err(SourceError::Operator(format!(
                 "the tables of {place} have schema version {newer}, this program knows {KNOWN}: install a newer postrider"

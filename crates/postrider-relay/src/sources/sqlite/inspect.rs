@@ -19,13 +19,13 @@ select c.bucket, sum(c.there), sum(c.there - c.accounted)
 from (select id >> 12 as bucket, count(*) as there, 0 as accounted
       from outbox where id >= ?1 and id < ?2 group by 1
       union all
-      select id >> 12, 0, count(*) from outbox_queue where id >= ?1 and id < ?2 group by 1
+      select id >> 12, 0, count(*) from outbox_queue join outbox using (id) where id >= ?1 and id < ?2 group by 1
       union all
-      select id >> 12, 0, count(*) from outbox_waiting where id >= ?1 and id < ?2 group by 1
+      select id >> 12, 0, count(*) from outbox_waiting join outbox using (id) where id >= ?1 and id < ?2 group by 1
       union all
-      select id >> 12, 0, count(*) from outbox_dead where id >= ?1 and id < ?2 group by 1
+      select id >> 12, 0, count(*) from outbox_dead join outbox using (id) where id >= ?1 and id < ?2 group by 1
       union all
-      select id >> 12, 0, count(*) from outbox_cancelled where id >= ?1 and id < ?2 group by 1
+      select id >> 12, 0, count(*) from outbox_cancelled join outbox using (id) where id >= ?1 and id < ?2 group by 1
       union all
       select bucket, 0, sum(n) from outbox_sent where bucket >= ?1 >> 12 and bucket < ?2 >> 12 group by 1) c
 group by c.bucket
