@@ -367,6 +367,8 @@ fn judge(state: &mut LaneState, one_at_a_time: bool, v: &mut Verdicts) {
     let mut delayed = false;
     // Nor behind one that has still to be loaded: the payloads of others must not take the room that it needs.
     let mut to_load = false;
+    // A delayed message may join before one that is on its way: that one comes to its end first.
+    let under_way = state.entries.iter().any(|e| matches!(e.stage, Stage::Flying | Stage::Settling));
     let mut keep = Vec::with_capacity(state.entries.len());
     for (i, mut entry) in std::mem::take(&mut state.entries).into_iter().enumerate() {
         let unread_before = state.tail.is_some_and(|t| t.from < entry.position);
@@ -385,7 +387,7 @@ fn judge(state: &mut LaneState, one_at_a_time: bool, v: &mut Verdicts) {
                 entry.stage = Stage::Ready;
                 v.unload.push(entry.position);
             }
-            Stage::Loaded if i == 0 || !one_at_a_time => v.send.push(entry.position),
+            Stage::Loaded if (i == 0 && !under_way) || !one_at_a_time => v.send.push(entry.position),
             _ => v.rest.push(entry.position),
         }
         held_back |= one_at_a_time && entry.stage.stops();
@@ -523,6 +525,18 @@ mod tests {
             lanes.review(&L, true);
         }
         assert_eq!((lanes.len(), lanes.flowing()), (4, 0));
+    }
+
+    #[test]
+    fn a_due_message_waits_for_one_behind_it_that_is_on_its_way() {
+        let mut lanes = Lanes::default();
+        lanes.admit(&head(5), 64);
+        lanes.admit(&due(3), 64);
+        lanes.entry_mut(Position(5)).expect("known").stage = Stage::Flying;
+        lanes.entry_mut(Position(3)).expect("known").stage = Stage::Loaded;
+        assert!(lanes.review(&L, true).send.is_empty());
+        lanes.remove(Position(5));
+        assert_eq!(lanes.review(&L, true).send, [Position(3)]);
     }
 
     #[test]
